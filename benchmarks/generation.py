@@ -3,8 +3,8 @@
 8 prompts of 60 to 90 tokens × 8 responses × 48 tokens at temperature 1, float32, no row ends early. Goals, of processor
 time: at least 3 times `generate`, twice vLLM; nearly all rows have the tokens that they have with a copy of the prompt
 each (another order of summation changes a logit's last bits, and seldom a sampled token). `turns` are four calls of 12
-tokens, as episodes are generated (without an environment's own time): each computes its context anew. The model is a
-random one of the shape of SmolLM2-135M and the prompts are random tokens, or --model FOLDER continues word problems.
+tokens, as episodes are generated, without observations. The model is a random one of the shape of SmolLM2-135M and the
+prompts are random tokens, or --model FOLDER continues word problems.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -45,9 +46,10 @@ SAME = 0.9  # of the rows, at least
 Prompts = list[list[int]]
 
 
-def ours(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
+def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, contexts: Sequence[Any] = ()) -> list[list[int]]:
     torch.manual_seed(0)
-    rollouts = generation.generate(model, prompts, end=[-1], pad=0, max_new_tokens=tokens, temperature=1.0)
+    limits: dict[str, Any] = {"end": [-1], "pad": 0, "max_new_tokens": tokens}
+    rollouts = generation.generate(model, prompts, **limits, temperature=1.0, contexts=contexts)
     return [rollout.token_ids.tolist() for rollout in rollouts]
 
 
@@ -73,11 +75,11 @@ def copied(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[i
 
 
 def in_turns(model: PreTrainedModel, prompts: Prompts, tokens: int, turns: int = 4) -> list[list[int]]:
-    contexts = prompts
+    texts, contexts = prompts, [SimpleNamespace(computed=None) for _ in prompts]
     for _ in range(turns):
-        new = ours(model, contexts, tokens // turns)
-        contexts = [[*context, *turn] for context, turn in zip(contexts, new, strict=True)]
-    return [context[len(prompt) :] for context, prompt in zip(contexts, prompts, strict=True)]
+        new = ours(model, texts, tokens // turns, contexts)
+        texts = [[*text, *turn] for text, turn in zip(texts, new, strict=True)]
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
 @torch.no_grad()

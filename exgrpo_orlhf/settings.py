@@ -237,7 +237,7 @@ class LocalEngine:
     threads: torch's CPU threads; more than the free cores is ruinous
     micro_batch_tokens: tokens of one forward and backward pass: with their padding, or of packed rows (on a CPU, see
         docs/dev/performance.md) each prompt once
-    generation_rows: responses generated at a time
+    generation_rows: responses generated at a time; of episodes, as many are played at a time
     gradient_checkpointing: compute activations again in the backward pass instead of keeping them
     """
 

@@ -73,6 +73,7 @@ class Play:
         self.reward, self.score = 0.0, None  # type: float, float | None
         self.logs: tuple[tuple[str, float], ...] = ()
         self.failure: EpisodeFailed | None = None
+        self.computed: Any = None  # of the context, by an engine that keeps it until the next turn
         self._text = player.prompts.render(question)
         self._action = ""
         states = {"observation": self._text, "label": question.answer, "seed": seed, "meta": dict(question.meta)}
@@ -178,6 +179,7 @@ class Play:
         return Rollout(ids, "length" if self.truncated else "stop", grade, logprobs, actions=actions, seed=self.seed)
 
     def close(self) -> None:
+        self.computed = None
         if self.episode is not None:
             self.episode.close()
 

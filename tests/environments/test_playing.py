@@ -18,7 +18,7 @@ from exgrpo_orlhf.environments.playing import Player
 from exgrpo_orlhf.records import Rollout
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import GradingError, Verifier
-from exgrpo_orlhf.settings import Sampling
+from exgrpo_orlhf.settings import LocalEngine, Sampling
 from exgrpo_orlhf.training.run import train
 
 CALCULATOR = Environment(str(ROOT / "benchmarks" / "slipping_calculator.py"), stop=("=",), timeout=60.0)
@@ -44,8 +44,9 @@ def own(tmp_path):
     return write
 
 
-def played(model, environment, n=4, tokens=24, step=1):
-    engine = make_engine(model, environment=environment, sampling=Sampling(max_response_tokens=tokens))
+def played(model, environment, n=4, tokens=24, step=1, rows=256):
+    settings, sampling = LocalEngine(device="cpu", generation_rows=rows), Sampling(max_response_tokens=tokens)
+    engine = make_engine(model, environment=environment, settings=settings, sampling=sampling)
     groups = engine.rollout(Plan(step, questions(n), [], {}), 4)
     return engine, groups
 
@@ -75,8 +76,9 @@ def test_an_episode_holds_each_turn_of_the_policy_and_what_the_calculator_answer
 
 
 def test_the_same_seed_and_step_play_the_same_episodes_and_another_step_others(warm_model):
-    once, again, later = (played(warm_model, CALCULATOR, step=step)[1] for step in (1, 1, 2))
-    ids = [[one.token_ids.tobytes() for group in groups for one in group.rollouts] for groups in (once, again, later)]
+    """Also a few at a time."""
+    plays = (played(warm_model, CALCULATOR, step=step, rows=rows)[1] for step, rows in ((1, 256), (1, 3), (2, 256)))
+    ids = [[one.token_ids.tobytes() for group in groups for one in group.rollouts] for groups in plays]
     assert ids[0] == ids[1] != ids[2]
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from .attention import SHARED, Unfit, attention_is
-from .kv_cache import reserve
+from .kv_cache import ReservedLayer, padded, reserve
 from .shared_prompt import SharedPromptCache, fits
 
 
@@ -22,7 +24,13 @@ class Batch:
     """
 
     def __init__(
-        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], owner: Sequence[int], pad: int, tokens: int
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        owner: Sequence[int],
+        pad: int,
+        tokens: int,
+        computed: Sequence[Tensor] | None = None,
     ) -> None:
         """Computes the prompts. `logits` (R, V) are then those of each row's first token.
 
@@ -30,19 +38,23 @@ class Batch:
             prompts: P different ones.
             owner: the prompt of each of the R rows.
             tokens: to be appended to a row at most.
+            computed: what `computed` returned for the first tokens of each prompt, which are not computed again.
         """
         self.model, self._tokens = model, tokens
         self._shared: SharedPromptCache | None = None
-        width = max(map(len, prompts))
+        past = [0] * len(prompts) if computed is None else [tensor.shape[2] for tensor in computed]
+        begin, width = max(past), max(len(prompt) - length for prompt, length in zip(prompts, past, strict=True))
         ids = torch.full((len(prompts), width), pad)
-        attention = torch.zeros_like(ids)
-        for i, prompt in enumerate(prompts):  # padded on the left: all responses begin in one column
-            ids[i, width - len(prompt) :] = torch.tensor(prompt)
-            attention[i, width - len(prompt) :] = 1
+        attention = torch.zeros(len(prompts), begin + width, dtype=ids.dtype)
+        for i, (prompt, length) in enumerate(zip(prompts, past, strict=True)):
+            # Padded on the left, what is computed already and the rest: all responses begin in one column.
+            new = torch.tensor(prompt[length:])
+            ids[i, width - len(new) :] = new
+            attention[i, begin - length : begin] = attention[i, begin + width - len(new) :] = 1
         # Without padding no mask is given: attention is faster.
         self.attention = None if bool(attention.all()) else attention.to(model.device)  # (rows, columns)
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self.logits, self.cache = self._forward(ids.to(model.device), None)
+        self.logits, self.cache = self._forward(ids.to(model.device), None if computed is None else padded(computed))
         if fits(model, self.cache, len(owner)):
             self._shared = SharedPromptCache(self.cache, attention, torch.tensor(owner), tokens)
             self.logits = self.logits[self._shared.owner]
@@ -78,6 +90,19 @@ class Batch:
             return self._shared.keep(rows)
         self._select(rows)
         return rows
+
+    def computed(self, row: int) -> Tensor | None:
+        """(2 · layers, H, T, D): keys and values of all tokens of a row, for a batch in which it goes on. None if the
+        model keeps anything else.
+        """
+        if self._shared is not None:
+            return self._shared.computed(row)
+        layers: list[Any] = self.cache.layers
+        plain = all(type(layer) in (DynamicLayer, ReservedLayer) for layer in layers)
+        if not (plain and type(self.cache) is DynamicCache and self.takes_positions):
+            return None
+        columns = slice(None) if self.attention is None else self.attention[row].bool()
+        return torch.stack([kept[row][:, columns] for layer in layers for kept in (layer.keys, layer.values)])
 
     def _append_shared(self, shared: SharedPromptCache, token: Tensor) -> None:
         with attention_is(self.model, SHARED):

@@ -7,7 +7,7 @@ until the last one has ended. Here each distinct prompt is computed once, and a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,12 @@ from .products import large_products
 
 BLOCK = 256  # tokens of the vocabulary that are summed first when one is sampled
 CHECK_EVERY = 64  # tokens between two checks that all logits were finite; each check waits for the device
+
+
+class Context(Protocol):
+    """What a turn of an episode continues. computed: keys and values of its first tokens (`Batch.computed`)"""
+
+    computed: Any
 
 
 def chunk_seed(seed: int, step: int, chunk: int, round: int = 0) -> int:
@@ -46,6 +52,7 @@ def generate(
     limits: Sequence[int] | None = None,
     stop: Sequence[str] = (),
     tokenizer: Any = None,
+    contexts: Sequence[Context] = (),
 ) -> list[Rollout]:
     """One ungraded response per prompt.
 
@@ -61,6 +68,7 @@ def generate(
             which change with the shape of the batch); None: torch's global generator
         limits: tokens of each response, at most; None: max_new_tokens of each
         stop: texts that end a response as an end token does; they are seen with special tokens, by the tokenizer
+        contexts: of turns of episodes, one for each prompt. What the turn before left there is not computed again
 
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
     and ValueError if the model's cache has no rows to select.
@@ -78,7 +86,7 @@ def generate(
     most = torch.tensor(limits, device=device)
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
     with large_products(model):
-        batch = Batch(model, list(index), owner, pad, max_new_tokens - 1)
+        batch = Batch(model, list(index), owner, pad, max_new_tokens - 1, _taken(contexts, owner))
         for position in range(max_new_tokens):
             finite[position] = batch.logits.amax(1).isfinite().all()
             if (position + 1) % CHECK_EVERY == 0:
@@ -95,6 +103,10 @@ def generate(
                 ended |= torch.tensor([any(each in text for each in stop) for text in texts], device=device)
             lengths[rows] = torch.where(ended, position + 1, 0)
             ended |= position + 1 >= most[rows]
+            if contexts:
+                over, numbers = ended.to("cpu").nonzero().squeeze(1), rows.to("cpu")
+                for row, number in zip(over.tolist(), numbers[over].tolist(), strict=True):
+                    contexts[number].computed = batch.computed(row)
             going = ended.logical_not().nonzero().squeeze(1)
             if not len(going) or position + 1 == max_new_tokens:
                 break
@@ -110,9 +122,21 @@ def generate(
     return rollouts
 
 
+def _taken(contexts: Sequence[Context], owner: Sequence[int]) -> list[Tensor] | None:
+    """Of each different prompt; None if one is missing. They are kept there no longer."""
+    of_prompt = {i: one.computed for i, one in zip(owner, contexts, strict=False)}  # in their order
+    for one in contexts:
+        one.computed = None
+    taken = [tensor for tensor in of_prompt.values() if tensor is not None]
+    return taken if taken and len(taken) == len(of_prompt) else None
+
+
 @torch.no_grad()
-def check_rows(model: PreTrainedModel, pad: int) -> None:
-    """Raises ValueError for a model with which rows of a batch do not have the logits of the same rows alone."""
+def check_rows(model: PreTrainedModel, pad: int, turns: bool = False) -> None:
+    """Raises ValueError for a model with which rows of a batch do not have the logits of the same rows alone.
+
+    turns: whether rows go on in another batch, from what was computed in this one
+    """
     vocabulary = model.config.get_text_config().vocab_size
     rows = [[*row.prompt, *row.response.tolist()] for row in probe_rows(vocabulary, ((2, 2), (4, 2), (3, 2)))]
     owner = [0, 1, 1, 2]
@@ -121,10 +145,15 @@ def check_rows(model: PreTrainedModel, pad: int) -> None:
     why = "they differ"
     try:
         batch = Batch(model, [row[:-2] for row in rows], owner, pad, 2)
+        computed = [batch.computed(1)]
         batch.append(tokens[:, 0])
+        computed.append(batch.computed(3))
         going = batch.keep(torch.tensor([1, 3], device=model.device))
         batch.append(tokens[going, 1])
         gap = (batch.logits.float() - alone[torch.tensor(owner)[going.cpu()]]).abs().max()
+        if turns and (past := [one for one in computed if one is not None]):
+            logits = Batch(model, rows[1:], [0, 1], pad, 1, past).logits  # of the second row one token less is new
+            gap = torch.maximum(gap, (logits.float() - alone[1:]).abs().max())
         wrong = bool(gap > 4 * torch.finfo(model.dtype).eps ** 0.5 * max(1.0, float(alone.abs().max())))  # not if NaN
     except (RuntimeError, IndexError) as error:
         wrong, why = True, str(error).partition("\n")[0]

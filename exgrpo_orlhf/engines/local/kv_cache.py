@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,18 @@ def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
     for i, layer in enumerate(cache.layers):
         if isinstance(layer, DynamicLayer) and type(layer) in kinds and layer.is_initialized:
             cache.layers[i] = kinds[type(layer)](layer, positions, dtype)
+
+
+def padded(rows: Sequence[Tensor]) -> DynamicCache:
+    """A cache of rows (2 · layers, H, T, D) of keys and values by turns, with zeros before those of shorter rows."""
+    cache, length = DynamicCache(), max(row.shape[2] for row in rows)
+    for layer in range(0, len(rows[0]), 2):
+        keys, values = (
+            torch.stack([torch.nn.functional.pad(row[i], (0, 0, length - row.shape[2], 0)) for row in rows])
+            for i in (layer, layer + 1)
+        )
+        cache.update(keys, values, layer // 2)
+    return cache
 
 
 def first(tensor: Tensor, count: int) -> Tensor:

@@ -15,6 +15,7 @@ float32 or better, whatever the dtype of the model.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -124,6 +125,14 @@ class SharedPromptCache(Cache):
         self.owner, self.starts = moved[self.owner], self.starts[order]
         if self.hidden is not None:
             self.hidden = self.hidden[order]
+
+    def computed(self, row: int) -> Tensor:
+        """(2 · layers, H, T, D): keys and values of a row, those of its prompt included."""
+        prompt = self.owner[row]
+        columns = slice(None) if self.hidden is None else self.hidden[prompt, 0, 0] == 0
+        prompts, rows = chain.from_iterable(self.prompts), chain.from_iterable(self.rows)
+        pairs = zip(prompts, rows, strict=True)
+        return torch.stack([torch.cat([of[prompt][:, columns], own.held[row]], 1) for of, own in pairs])
 
     def positions(self) -> Tensor:
         """(R,) of the next tokens"""

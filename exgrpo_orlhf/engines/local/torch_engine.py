@@ -72,7 +72,7 @@ class TorchEngine(Engine):
         check(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
         self.end, self.pad = end_and_pad(self.model, self.tokenizer, self.prompts.turn_ends())
         if generates:
-            check_rows(self.model, self.pad)
+            check_rows(self.model, self.pad, turns=bool(environment and environment.path))
         self.player = player_of(environment, self.prompts, sampling.max_response_tokens)
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings.dtype, self.device))
         self._update = PolicyUpdate(self.forward, self._reference() if reference else None, optimizer, settings)
@@ -117,13 +117,20 @@ class TorchEngine(Engine):
     def play(
         self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float
     ) -> list[Rollout]:
+        """As many at a time as are generated at a time: their keys and values are kept from turn to turn."""
+
         def turn(plays: Sequence[Play]) -> list[Rollout]:
             contexts, own = [one.context for one in plays], [one.turn_seed for one in plays]
             return self._generate(contexts, temperature or None, 0, top_p=top_p, seeds=own, plays=plays)
 
         assert self.player is not None
-        with self.player.episodes(questions, seeds) as plays:
-            return play(plays, turn)
+        order = sorted(range(len(questions)), key=lambda i: (len(self.prompts.encode(questions[i])), i))
+        rollouts: dict[int, Rollout] = {}
+        for begin in range(0, len(order), self.settings.generation_rows):
+            part = order[begin : begin + self.settings.generation_rows]
+            with self.player.episodes([questions[i] for i in part], [seeds[i] for i in part]) as plays:
+                rollouts.update(zip(part, play(plays, turn), strict=True))
+        return [rollouts[i] for i in range(len(questions))]
 
     def _generate(
         self,
@@ -163,6 +170,7 @@ class TorchEngine(Engine):
                     limits=limits,
                     stop=self.player.environment.stop if self.player else (),
                     tokenizer=self.tokenizer,
+                    contexts=[plays[i] for i in part] if plays else (),
                 )
                 rollouts.update(zip(part, responses, strict=True))
         return [rollouts[i] for i in range(len(prompts))]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,14 +57,20 @@ class Work:
         return [value for one in measured for value in (one.entropy, float(one.logprobs.mean()))]
 
     def responses(self) -> list[list[int]]:
-        """Rollouts, answers with a seed each, and greedy ones."""
+        """Rollouts, answers with a seed each, greedy ones, and two turns of episodes."""
         asked = questions(6)
         with self.here():
             groups = self.engine.rollout(Plan(1, asked, [], {}), K)
             answers = self.engine.generate_for(asked, [[1, 2]] * 6, 0.7, 0.9)
             answers += self.engine.generate_for(asked, [[1]] * 6, 0.0, 1.0)
         rollouts = [rollout for group in groups for rollout in group.rollouts] + [r for own in answers for r in own]
-        return [rollout.token_ids.tolist() for rollout in rollouts]
+        texts, contexts = [[2, 3, 4], [5, 6]] * 2, [SimpleNamespace(computed=None) for _ in range(4)]
+        settings: dict[str, Any] = {"end": [-1], "pad": 0, "max_new_tokens": 5, "temperature": None}
+        for _ in range(2):
+            with self.here(), self.engine.forward.autocast():
+                new = generation.generate(self.engine.model, texts, contexts=contexts, **settings)
+            texts = [[*text, *turn.token_ids.tolist(), 3] for text, turn in zip(texts, new, strict=True)]
+        return [*(rollout.token_ids.tolist() for rollout in rollouts), *texts]
 
     def update(self, batch: MixedBatch, engine: TorchEngine | None = None) -> dict[str, np.ndarray]:
         engine = engine or self.engine

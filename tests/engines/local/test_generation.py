@@ -18,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.engines.local import batch, kv_cache
+from exgrpo_orlhf.engines.local import batch, kv_cache, shared_prompt
 from exgrpo_orlhf.engines.local.generation import BLOCK, CHECK_EVERY, check_rows, generate, sample
 
 CONFIGS = {
@@ -239,7 +239,7 @@ def test_a_model_without_a_cache_of_rows_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_a_model_that_generates_as_transformers_does_passes_the_test_of_its_rows(config, dtype):
-    check_rows(random_model(config).to(dtype), 0)
+    check_rows(random_model(config).to(dtype), 0, turns=True)
 
 
 def test_a_model_whose_positions_are_shifted_by_padding_is_refused(monkeypatch):
@@ -258,6 +258,20 @@ def test_a_model_whose_positions_are_shifted_by_padding_is_refused(monkeypatch):
     monkeypatch.setattr(model, "forward", without_positions)
     with pytest.raises(ValueError, match=r"rows of a batch, .* do not have the logits .*\(they differ\)"):
         check_rows(model, 0)
+
+
+def test_a_model_that_cannot_go_on_from_what_was_computed_is_refused_for_episodes():
+    model = random_model(CONFIGS["llama"])
+
+    def positions_from_0(module, args, kwargs):
+        if kwargs.get("past_key_values") is not None and kwargs["input_ids"].shape[1] == 2:
+            return args, kwargs | {"position_ids": torch.arange(2)[None].expand(2, -1)}
+        return None
+
+    model.register_forward_pre_hook(positions_from_0, with_kwargs=True)
+    check_rows(model, 0)
+    with pytest.raises(ValueError, match=r"do not have the logits .*\(they differ\)"):
+        check_rows(model, 0, turns=True)
 
 
 def test_top_p_keeps_the_most_probable_tokens_that_together_reach_it():
@@ -295,3 +309,57 @@ def test_a_seeded_response_depends_on_its_seed_and_not_on_the_rows_beside_it():
         np.testing.assert_array_equal(a.token_ids, c.token_ids)
     other = generate(model, prompts, seeds=[seed + 1000 for seed in seeds], **settings)
     assert all((a.token_ids != b.token_ids).any() for a, b in zip(together, other, strict=True))
+
+
+class Episode:
+    """computed: what a turn of it leaves to the next"""
+
+    computed = None
+
+
+def turns(model, keep, count=3):
+    """What each episode has after some turns, with an observation of 0 to 3 tokens after each. Episodes end."""
+    rng = np.random.default_rng(2)
+    playing = {i: prompt for i, prompt in enumerate(repeated_prompts((3, 9, 4, 7), 3))}
+    episodes, texts = [Episode() for _ in playing], dict(playing)
+    for turn in range(count):
+        asked = list(texts.values())
+        settings = {"end": ENDS, "pad": 0, "max_new_tokens": 40, "limits": [40 - i for i in texts], "temperature": 1.0}
+        contexts = [episodes[i] for i in texts] if keep else ()
+        given = generate(model, asked, seeds=[100 * turn + i for i in texts], contexts=contexts, **settings)
+        for i, one in zip(texts, given, strict=True):
+            playing[i] = [*texts[i], *one.token_ids.tolist()]
+        texts = {i: [*playing[i], *rng.integers(2, 18, i % 4).tolist()] for i in texts if i % 5 != turn}
+    return list(playing.values()), episodes
+
+
+@pytest.mark.parametrize("least", [0, 10**9], ids=["one copy of each prompt", "a copy for each row"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_turn_computes_what_has_been_added_to_its_context_alone_and_is_the_same(config, least, monkeypatch):
+    """A model with other layers than those of full attention computes its context again."""
+    monkeypatch.setattr(shared_prompt, "LEAST", least)
+    model, widths = random_model(config), []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    anew, _ = turns(model, keep=False)
+    assert sum(width > 9 for width in widths) == 2, "a context at the beginning of the second and the third turn"
+    widths.clear()
+    kept, episodes = turns(model, keep=True)
+    assert kept == anew
+    keeps = config.model_type in ("llama", "qwen2", "qwen3", "gpt2")
+    assert any(width > 9 for width in widths) != keeps
+    lengths = [0 if one.computed is None else one.computed.shape[2] for one in episodes]
+    assert lengths == [len(tokens) - 1 if keeps else 0 for tokens in kept], "all but the last token"
+
+
+def test_a_turn_under_autocast_goes_on_from_keys_and_values_of_either_dtype(monkeypatch):
+    for least in (0, 10**9):  # float32, bfloat16
+        monkeypatch.setattr(shared_prompt, "LEAST", least)
+        model = random_model(CONFIGS["llama"])
+        with torch.autocast("cpu", torch.bfloat16):
+            kept, episodes = turns(model, keep=True)
+            anew, _ = turns(model, keep=False)
+        assert {one.computed.dtype for one in episodes} == {torch.bfloat16 if least else torch.float32}
+        same = [a == b for a, b in zip(kept, anew, strict=True)]
+        assert np.mean(same) > 0.6, "the rest differ by rounding"
