@@ -40,7 +40,7 @@ class QuestionRecords:
 
     prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
     answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written; or a list of
-        these, any of which is right (Verifier.kind 'math', 'math_verify'; 'function' and 'code' get the list)
+        these, any of which is right (Verifier.kind 'math', 'math_verify'; 'function', 'code' and 'http' get the list)
     source: field of the data set's name; None, a JSONL row without that field, or a table without a column
         'data_source' where no other is named: the source's own name
     limit: load only this many distinct questions, the first ones; None: all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from .seeds import mean
 
 Array = npt.NDArray[np.float64]
 Params = Mapping[str, str]  # by name
+# Metrics of which more is better, so that a fall is a collapse: rewards, accuracies and benchmarks' averages
+_SUCCESS = re.compile(r"(^|[/_])(accuracy|pass_at|avg_at|maj_at|avg|micro_avg)(_|$)|^reward/mean$")
 AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against
 
 
@@ -42,7 +45,7 @@ class TrackedRun:
 class Curve:
     """The measured values of a metric, arrays (N,) with N ≥ 1.
 
-    steps: increasing; tokens: generated since the run's start, at the end of the step; seconds: spent on steps until
+    metric: its name; steps: increasing; tokens: generated since the run's start, at the end of the step; seconds: spent on steps until
     then, without evaluation. Tokens and seconds never fall; NaN: the run has no record of them for these steps.
     """
 
@@ -51,6 +54,7 @@ class Curve:
     values: Array
     tokens: Array
     seconds: Array
+    metric: str
 
     def along(self, axis: str) -> Array:
         array: Array = getattr(self, axis)
@@ -65,7 +69,9 @@ class Curve:
 
     @property
     def collapsed(self) -> bool:
-        """Ends below its start, or below half of its best value if that is above 0. Higher values are better."""
+        """Ends below its start, or below half of its best value if that is above 0. Said of measures of success alone."""
+        if not _SUCCESS.search(self.metric):
+            return False
         best = float(self.values.max())
         return self.final < float(self.values[0]) or (best > 0 and self.final < best / 2)
 

@@ -184,7 +184,7 @@ def _curve(run: TrackedRun, metric: str, histories: Mapping[tuple[str, str], tup
         at, each = spent
         if steps[-1] <= at[-1]:  # the sum of the times of all steps up to each of these
             seconds = np.concatenate([[0.0], np.cumsum(each)])[np.searchsorted(at, steps, side="right")]
-    return Curve(run, steps, values, tokens, seconds)
+    return Curve(run, steps, values, tokens, seconds, metric)
 
 
 def _metric_names(metric: str, present: Counter[str]) -> str:

@@ -12,12 +12,17 @@ from run_builders import ROOT
 from exgrpo_orlhf.study.curve import Curve, TrackedRun
 
 
-def made(variant: str, seed: int, values, steps=None, engine="local", tokens=100.0, seconds=2.0, **params) -> Curve:
+ACCURACY = "eval/greedy_accuracy"
+
+
+def made(
+    variant: str, seed: int, values, steps=None, engine="local", tokens=100.0, seconds=2.0, metric=ACCURACY, **params
+) -> Curve:
     """A curve with a value every 10 steps; tokens, seconds: of a step, NaN without a record"""
     steps = np.arange(0.0, 10 * len(values), 10) if steps is None else np.array(steps, float)
     name = f"{variant}-{seed}"
     run = TrackedRun(name, name, variant, seed, engine, "FINISHED", 1, params, frozenset(), None)
-    return Curve(run, steps, np.array(values, float), steps * tokens, steps * seconds)
+    return Curve(run, steps, np.array(values, float), steps * tokens, steps * seconds, metric)
 
 
 def script(name: str, *arguments: object, **environment: str) -> int:
