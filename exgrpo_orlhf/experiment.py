@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from .environments.environment import Environment
+from .files import sha256
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .questions.fresh_sampler import FreshSampler
 from .questions.prompts import Prompts
@@ -18,6 +19,7 @@ from .records import Question
 from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector
 from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
+from .rewards.sandbox import function
 from .settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, require
 
 
@@ -114,6 +116,15 @@ class Experiment:
             f"ReplayBuffer.max_age = {self.buffer.max_age} would empty the buffer for good where "
             "ReplayMixer.collects is False; it must be None",
         )
+
+    def own_code(self) -> dict[str, str]:
+        """The hashes of the files that play and grade, by their bindings. A changed file changes what a run learns."""
+        files = {}
+        if self.environment.path is not None:
+            files["Environment.path"] = Path(self.environment.file()).expanduser()
+        if self.verifier.function is not None:
+            files["Verifier.function"] = function.named(self.verifier.function)[0]
+        return {binding: sha256(file) for binding, file in files.items()}
 
 
 @dataclass(frozen=True)

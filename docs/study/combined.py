@@ -148,5 +148,7 @@ def _curves(folder: Path, suite: str, names: Mapping[str, str]) -> Iterator[Curv
             run = TrackedRun(
                 of_run[0]["run"], f"{there}/seed{seed}", name, int(seed), "local", "FINISHED", 0, {}, frozenset(), None
             )
-            columns = ("step", "value", "tokens", "seconds")
-            yield Curve(run, *(np.array([float(row[column]) for row in of_run]) for column in columns), of_run[0]["metric"])
+            columns = [
+                np.array([float(row[name]) for row in of_run]) for name in ("step", "value", "tokens", "seconds")
+            ]
+            yield Curve(run, *columns, of_run[0]["metric"])

@@ -45,8 +45,9 @@ class TrackedRun:
 class Curve:
     """The measured values of a metric, arrays (N,) with N ≥ 1.
 
-    metric: its name; steps: increasing; tokens: generated since the run's start, at the end of the step; seconds: spent on steps until
+    steps: increasing; tokens: generated since the run's start, at the end of the step; seconds: spent on steps until
     then, without evaluation. Tokens and seconds never fall; NaN: the run has no record of them for these steps.
+    metric: its name
     """
 
     run: TrackedRun
@@ -69,7 +70,7 @@ class Curve:
 
     @property
     def collapsed(self) -> bool:
-        """Ends below its start, or below half of its best value if that is above 0. Said of measures of success alone."""
+        """Ends below its start, or below half of its best value if that is above 0. Of measures of success alone."""
         if not _SUCCESS.search(self.metric):
             return False
         best = float(self.values.max())

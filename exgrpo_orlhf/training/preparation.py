@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from . import prefetch
 from .load_questions import load_questions
 from .loop import TrainingRun, measure_of_best
 
+log = logging.getLogger(__name__)
+
 
 def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
     """A run that is ready to make steps: engine and state are loaded, the logs are cut back to the checkpoint, tracking
@@ -45,6 +48,10 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
     checkpoint = available.get(step)
     state = checkpoints.read_state(checkpoint, dict(experiment.identity)) if checkpoint else None
     checkpoints.remove_partial(folder)
+    own_code = experiment.own_code()
+    for binding in own_code if state else ():
+        if own_code[binding] != state["own_code"].get(binding):
+            log.warning("%s: this file was changed after %s; what is stored keeps its rewards", binding, checkpoint)
     engine = make_engine(checkpoint)
     fingerprint = engine.prompts.fingerprint()
     evaluator = _validation(experiment, validation, folder, fingerprint)
@@ -81,7 +88,7 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
         default_uri=job.tracking_uri,
         run_name=folder.name,
         params=experiment.params,
-        tags={**job.tags, "config_hash": experiment.config_hash},
+        tags={**job.tags, "config_hash": experiment.config_hash, **own_code},
         run_id=state["mlflow_run_id"] if state else None,
         start=MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None,
         questions={"training": training, "validation": validation},

@@ -11,7 +11,6 @@ from run_builders import ROOT
 
 from exgrpo_orlhf.study.curve import Curve, TrackedRun
 
-
 ACCURACY = "eval/greedy_accuracy"
 
 

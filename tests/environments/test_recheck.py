@@ -83,9 +83,9 @@ def test_with_a_verifier_the_environments_reward_does_not_count(warm_model, tmp_
     assert not any(engine.outdated(stored))
 
 
-def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(warm_model, tmp_path):
+def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(warm_model, tmp_path, caplog):
     """The world changes between two halves of a run. The resumed half has the stored seeds; a check without a change
-    finds nothing."""
+    finds nothing. That the file itself was changed is said."""
     path, world, folder = tmp_path / "calculator.py", tmp_path / "world", tmp_path / "run"
     changed = f"({{'rewards': 0.125}} if pathlib.Path({str(world)!r}).exists() else {{}})"
     path.write_text(WORLD.format(step="pass", changed=changed))
@@ -105,7 +105,10 @@ def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(wa
     assert [row.get("replay/outdated") for row in rows] == [None, None, 0.0, None, 0.0]
     assert len(before) > 5
     world.touch()
+    path.write_text(path.read_text() + "\n")
     rows, after = run(6)
+    said = f"Environment.path: this file was changed after {folder / 'checkpoint-4'}; what is stored keeps its rewards"
+    assert [record.getMessage() for record in caplog.records].count(said) == 1
     assert rows[-1]["replay/outdated"] >= len(before)
     assert not {one.key for one in before} & {one.key for one in after}
 

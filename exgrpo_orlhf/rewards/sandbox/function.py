@@ -41,13 +41,18 @@ def _forms(answer: Answer) -> dict[str, tuple[dict[str, Any], str | None]]:
     }
 
 
-def grader(where: str, success_at: float = 1.0) -> Grader:
-    """The reward of the function at "file.py" or "file.py:name"; a success has a reward of success_at at least, or
-    OpenRLHF's score where it returns one. Raises ValueError, or whatever the file raises."""
+def named(where: str) -> tuple[Path, str]:
+    """The file, as tracebacks name it, and the function that "file.py" or "file.py:name" says."""
     path, _, name = where.rpartition(":")
     if not path.endswith(".py"):
         path, name = where, NAME
-    file = Path(path).expanduser().absolute()  # as tracebacks name it
+    return Path(path).expanduser().absolute(), name
+
+
+def grader(where: str, success_at: float = 1.0) -> Grader:
+    """The reward of the function at "file.py" or "file.py:name"; a success has a reward of success_at at least, or
+    OpenRLHF's score where it returns one. Raises ValueError, or whatever the file raises."""
+    file, name = named(where)
     if not file.is_file():
         raise ValueError(f"Verifier.function = {where!r}: there is no file {str(file.absolute())!r}")
     if file.suffix != ".py":
