@@ -148,7 +148,6 @@ def _curves(folder: Path, suite: str, names: Mapping[str, str]) -> Iterator[Curv
             run = TrackedRun(
                 of_run[0]["run"], f"{there}/seed{seed}", name, int(seed), "local", "FINISHED", 0, {}, frozenset(), None
             )
-            columns = [
-                np.array([float(row[name]) for row in of_run]) for name in ("step", "value", "tokens", "seconds")
-            ]
-            yield Curve(run, *columns, of_run[0]["metric"])
+            columns = ("step", "value", "tokens", "seconds")
+            arrays = [np.array([float(row[column]) for row in of_run]) for column in columns]
+            yield Curve(run, *arrays, of_run[0]["metric"])

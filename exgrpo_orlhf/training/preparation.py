@@ -49,8 +49,8 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
     state = checkpoints.read_state(checkpoint, dict(experiment.identity)) if checkpoint else None
     checkpoints.remove_partial(folder)
     own_code = experiment.own_code()
-    for binding in own_code if state else ():
-        if own_code[binding] != state["own_code"].get(binding):
+    for binding, digest in own_code.items():
+        if state and digest != state["own_code"].get(binding):
             log.warning("%s: this file was changed after %s; what is stored keeps its rewards", binding, checkpoint)
     engine = make_engine(checkpoint)
     fingerprint = engine.prompts.fingerprint()
