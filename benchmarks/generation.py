@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,6 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 from command_line import finish, make_parser
+from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from exgrpo_orlhf.engines.local import batch, generation, products
@@ -55,10 +55,10 @@ def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, contexts: Sequen
 
 def check(model: PreTrainedModel, prompts: Prompts) -> None:
     """Otherwise `ours` would be compared with itself."""
-    attend, linear = SharedPromptCache.attend, products._linear
+    attend, product = SharedPromptCache.attend, products._product
     with (
         mock.patch.object(SharedPromptCache, "attend", autospec=True, side_effect=attend) as attended,
-        mock.patch.object(products, "_linear", side_effect=linear) as computed,
+        mock.patch.object(products, "_product", side_effect=product) as computed,
     ):
         ours(model, prompts, 2)
     assert attended.called, f"the prompts of {type(model).__name__} are not shared"
@@ -67,10 +67,7 @@ def check(model: PreTrainedModel, prompts: Prompts) -> None:
 
 def copied(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
     """What models that `shared_prompt` does not fit get, with torch's own products."""
-    with (
-        mock.patch.object(batch, "fits", return_value=False),
-        mock.patch.object(generation, "large_products", return_value=nullcontext()),
-    ):
+    with mock.patch.object(batch, "fits", return_value=False), mock.patch.object(products, "_product", linear):
         return ours(model, prompts, tokens)
 
 
@@ -133,6 +130,7 @@ def main() -> int:
     else:
         model = LlamaForCausalLM(LlamaConfig(**(SMALL if given.small else SMOLLM2)))
     model.eval()
+    products.use_onednn(model)
     tokens = 8 if given.small else 48
     rng, top = np.random.default_rng(0), model.config.vocab_size
     lengths = np.linspace(60, 90, 8).astype(int)

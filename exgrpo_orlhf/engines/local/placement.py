@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...weights import WeightsError
 from ..model import too_few_positions
+from .products import use_onednn
 
 
 def device_of(name: str, setting: str = "LocalEngine.device") -> torch.device:
@@ -46,6 +47,7 @@ def load(path: str | Path, device: torch.device, dtype: torch.dtype = torch.floa
     if missing := loading["missing_keys"]:
         raise WeightsError(f"{path} lacks {len(missing)} of its weights ({min(missing)}): they would be random numbers")
     loaded: PreTrainedModel = model.to(device).eval()  # with dropout, the log-probs would be those of another policy
+    use_onednn(loaded)
     return loaded
 
 
