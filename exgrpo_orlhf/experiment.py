@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -117,8 +118,10 @@ class Experiment:
             "ReplayMixer.collects is False; it must be None",
         )
 
+    @cached_property
     def own_code(self) -> dict[str, str]:
-        """The hashes of the files that play and grade, by their bindings. A changed file changes what a run learns."""
+        """The hashes of the files that play and grade, by their bindings, as they are at the first use: a process goes
+        on with what it has loaded. A changed file changes what a run learns."""
         files = {}
         if self.environment.path is not None:
             files["Environment.path"] = Path(self.environment.file()).expanduser()

@@ -95,6 +95,11 @@ class Play:
         return int(entropy.generate_state(1)[0]) if self.turns else self.seed
 
     @property
+    def last_turn(self) -> bool:
+        """Whether no other may follow the next one."""
+        return self.turns + 1 == self.player.environment.max_turns
+
+    @property
     def room(self) -> int:
         """Tokens that the next turn may have."""
         return self.player.max_tokens - len(self.tokens)

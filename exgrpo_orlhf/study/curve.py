@@ -15,7 +15,7 @@ from .seeds import mean
 Array = npt.NDArray[np.float64]
 Params = Mapping[str, str]  # by name
 # Metrics of which more is better, so that a fall is a collapse: rewards, accuracies and benchmarks' averages
-_SUCCESS = re.compile(r"(^|[/_])(accuracy|pass_at|avg_at|maj_at|avg|micro_avg)(_|$)|^reward/mean$")
+_SUCCESS = re.compile(r"^reward/mean$|^eval/(.*[/_])?(accuracy|pass_at|avg_at|maj_at|avg)(_[^/]*)?$")
 AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against
 
 

@@ -291,7 +291,7 @@ class TrainingRun:
         state = {
             "step": self.steps,
             "identity": dict(self.experiment.identity),
-            "own_code": self.experiment.own_code(),
+            "own_code": self.experiment.own_code,
             "base": self.experiment.base,
             "mixer": self.experiment.mixer.state_dict(),
             "fresh": self.fresh.state_dict(),

@@ -48,10 +48,11 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
     checkpoint = available.get(step)
     state = checkpoints.read_state(checkpoint, dict(experiment.identity)) if checkpoint else None
     checkpoints.remove_partial(folder)
-    own_code = experiment.own_code()
+    own_code = experiment.own_code
+    before = state.get("own_code", own_code) if state else own_code
     for binding, digest in own_code.items():
-        if state and digest != state["own_code"].get(binding):
-            log.warning("%s: this file was changed after %s; what is stored keeps its rewards", binding, checkpoint)
+        if digest != before.get(binding):
+            log.warning("%s: this file is not that of %s, from which the run goes on", binding, checkpoint)
     engine = make_engine(checkpoint)
     fingerprint = engine.prompts.fingerprint()
     evaluator = _validation(experiment, validation, folder, fingerprint)

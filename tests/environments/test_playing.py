@@ -12,9 +12,10 @@ from engine_builders import make_engine, questions
 from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.engines.local import torch_engine
 from exgrpo_orlhf.engines.local.generation import generate
 from exgrpo_orlhf.environments import Environment
-from exgrpo_orlhf.environments.playing import Player
+from exgrpo_orlhf.environments.playing import Play, Player
 from exgrpo_orlhf.records import Rollout
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import GradingError, Verifier
@@ -80,6 +81,36 @@ def test_the_same_seed_and_step_play_the_same_episodes_and_another_step_others(w
     plays = (played(warm_model, CALCULATOR, step=step, rows=rows)[1] for step, rows in ((1, 256), (1, 3), (2, 256)))
     ids = [[one.token_ids.tobytes() for group in groups for one in group.rollouts] for groups in plays]
     assert ids[0] == ids[1] != ids[2]
+
+
+def test_a_turn_computes_its_new_tokens_alone_and_a_few_episodes_are_played_at_a_time(warm_model, monkeypatch):
+    """A model that could not go on from what was computed is refused."""
+    checked, alive, plays, widths = [], [], [], []
+    check, begin = torch_engine.check_rows, Play.__init__
+
+    def check_rows(model, pad, turns):
+        checked.append(turns)
+        check(model, pad, turns)
+
+    def count(self, *args):
+        begin(self, *args)
+        plays.append(self)
+        alive.append(sum(play.going for play in plays))
+
+    monkeypatch.setattr(torch_engine, "check_rows", check_rows)
+    monkeypatch.setattr(Play, "__init__", count)
+    engine = make_engine(warm_model, environment=CALCULATOR, settings=LocalEngine(device="cpu", generation_rows=3))
+    engine.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    engine.rollout(Plan(1, questions(2), [], {}), 4)
+    assert checked == [True]
+    assert len(plays) == 8
+    assert max(alive) == 3
+    shortest = min(len(play.prompt) for play in plays)
+    assert sum(width >= shortest for width in widths) == 3, "the prompts, of three times some episodes"
+    assert sum(play.turns for play in plays) > 12
+    assert all(play.computed is None for play in plays)
 
 
 def test_an_observation_without_room_for_a_turn_after_it_is_left_out_and_the_episode_truncated(warm_model, own):

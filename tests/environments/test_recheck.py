@@ -107,7 +107,7 @@ def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(wa
     world.touch()
     path.write_text(path.read_text() + "\n")
     rows, after = run(6)
-    said = f"Environment.path: this file was changed after {folder / 'checkpoint-4'}; what is stored keeps its rewards"
+    said = f"Environment.path: this file is not that of {folder / 'checkpoint-4'}, from which the run goes on"
     assert [record.getMessage() for record in caplog.records].count(said) == 1
     assert rows[-1]["replay/outdated"] >= len(before)
     assert not {one.key for one in before} & {one.key for one in after}

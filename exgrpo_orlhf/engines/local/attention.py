@@ -37,6 +37,13 @@ def is_plain(model: PreTrainedModel) -> bool:
     )
 
 
+def goes_on(model: PreTrainedModel) -> bool:
+    """Whether keys and values stay right in another batch: not where a layer sees the columns of a window, or where
+    positions are rotated otherwise in a longer row."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    return is_plain(model) and rope.get("rope_type") not in ("dynamic", "longrope")
+
+
 def refuse(arguments: Mapping[str, Any]) -> None:
     """Raises Unfit if a model passed more to an attention function than full causal attention needs.
 

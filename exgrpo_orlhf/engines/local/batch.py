@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
-from .attention import SHARED, Unfit, attention_is
-from .kv_cache import ReservedLayer, padded, reserve
+from .attention import SHARED, Unfit, attention_is, goes_on
+from .kv_cache import padded, reserve
 from .shared_prompt import SharedPromptCache, fits
 
 
@@ -55,6 +54,7 @@ class Batch:
         self.attention = None if bool(attention.all()) else attention.to(model.device)  # (rows, columns)
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.logits, self.cache = self._forward(ids.to(model.device), None if computed is None else padded(computed))
+        self._goes_on = goes_on(model) and type(self.cache) is DynamicCache
         if fits(model, self.cache, len(owner)):
             self._shared = SharedPromptCache(self.cache, attention, torch.tensor(owner), tokens)
             self.logits = self.logits[self._shared.owner]
@@ -93,16 +93,18 @@ class Batch:
 
     def computed(self, row: int) -> Tensor | None:
         """(2 · layers, H, T, D): keys and values of all tokens of a row, for a batch in which it goes on. None if the
-        model keeps anything else.
+        model keeps anything else, or they are not all that the next token depends on.
         """
+        if not self._goes_on:
+            return None
         if self._shared is not None:
             return self._shared.computed(row)
         layers: list[Any] = self.cache.layers
-        plain = all(type(layer) in (DynamicLayer, ReservedLayer) for layer in layers)
-        if not (plain and type(self.cache) is DynamicCache and self.takes_positions):
+        keys_and_values = [kept for layer in layers for kept in (layer.keys, layer.values)]
+        if len({kept.shape for kept in keys_and_values}) > 1:
             return None
         columns = slice(None) if self.attention is None else self.attention[row].bool()
-        return torch.stack([kept[row][:, columns] for layer in layers for kept in (layer.keys, layer.values)])
+        return torch.stack([kept[row][:, columns] for kept in keys_and_values])
 
     def _append_shared(self, shared: SharedPromptCache, token: Tensor) -> None:
         with attention_is(self.model, SHARED):

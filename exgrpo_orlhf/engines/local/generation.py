@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from ...records import Rollout
 from ..rows import probe_rows
 from .batch import Batch
-from .products import large_products
 
 BLOCK = 256  # tokens of the vocabulary that are summed first when one is sampled
 CHECK_EVERY = 64  # tokens between two checks that all logits were finite; each check waits for the device
@@ -53,6 +52,7 @@ def generate(
     stop: Sequence[str] = (),
     tokenizer: Any = None,
     contexts: Sequence[Context] = (),
+    last: bool = False,
 ) -> list[Rollout]:
     """One ungraded response per prompt.
 
@@ -69,6 +69,7 @@ def generate(
         limits: tokens of each response, at most; None: max_new_tokens of each
         stop: texts that end a response as an end token does; they are seen with special tokens, by the tokenizer
         contexts: of turns of episodes, one for each prompt. What the turn before left there is not computed again
+        last: no turn follows, to which anything should be left
 
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
     and ValueError if the model's cache has no rows to select.
@@ -85,35 +86,34 @@ def generate(
     limits = limits or [max_new_tokens] * n
     most = torch.tensor(limits, device=device)
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
-    with large_products(model):
-        batch = Batch(model, list(index), owner, pad, max_new_tokens - 1, _taken(contexts, owner))
-        for position in range(max_new_tokens):
-            finite[position] = batch.logits.amax(1).isfinite().all()
-            if (position + 1) % CHECK_EVERY == 0:
-                _check(finite)
-            if temperature is None:
-                token = batch.logits.argmax(1)
-            else:
-                token = sample(batch.logits, temperature, uniforms.next()[rows], top_p)
-            tokens[rows, position] = token
-            ended = torch.isin(token, ends)
-            if stop:
-                tails = tokens[rows, max(0, position + 1 - tail) : position + 1].to("cpu").tolist()
-                texts = tokenizer.batch_decode(tails, skip_special_tokens=False)
-                ended |= torch.tensor([any(each in text for each in stop) for text in texts], device=device)
-            lengths[rows] = torch.where(ended, position + 1, 0)
-            ended |= position + 1 >= most[rows]
-            if contexts:
-                over, numbers = ended.to("cpu").nonzero().squeeze(1), rows.to("cpu")
-                for row, number in zip(over.tolist(), numbers[over].tolist(), strict=True):
-                    contexts[number].computed = batch.computed(row)
-            going = ended.logical_not().nonzero().squeeze(1)
-            if not len(going) or position + 1 == max_new_tokens:
-                break
-            if len(going) < len(rows):
-                going = batch.keep(going)
-                rows, token = rows[going], token[going]
-            batch.append(token)
+    batch = Batch(model, list(index), owner, pad, max_new_tokens - 1, _taken(contexts, owner))
+    for position in range(max_new_tokens):
+        finite[position] = batch.logits.amax(1).isfinite().all()
+        if (position + 1) % CHECK_EVERY == 0:
+            _check(finite)
+        if temperature is None:
+            token = batch.logits.argmax(1)
+        else:
+            token = sample(batch.logits, temperature, uniforms.next()[rows], top_p)
+        tokens[rows, position] = token
+        ended = torch.isin(token, ends)
+        if stop:
+            tails = tokens[rows, max(0, position + 1 - tail) : position + 1].to("cpu").tolist()
+            texts = tokenizer.batch_decode(tails, skip_special_tokens=False)
+            ended |= torch.tensor([any(each in text for each in stop) for text in texts], device=device)
+        lengths[rows] = torch.where(ended, position + 1, 0)
+        ended |= position + 1 >= most[rows]
+        if contexts and not last:
+            over, numbers = ended.to("cpu").nonzero().squeeze(1), rows.to("cpu")
+            for row, number in zip(over.tolist(), numbers[over].tolist(), strict=True):
+                contexts[number].computed = batch.computed(row)
+        going = ended.logical_not().nonzero().squeeze(1)
+        if not len(going) or position + 1 == max_new_tokens:
+            break
+        if len(going) < len(rows):
+            going = batch.keep(going)
+            rows, token = rows[going], token[going]
+        batch.append(token)
     _check(finite)
     rollouts = []
     responses = torch.cat((lengths[:, None], tokens), 1).to("cpu", torch.int32).numpy()  # one copy to the host

@@ -171,6 +171,7 @@ class TorchEngine(Engine):
                     stop=self.player.environment.stop if self.player else (),
                     tokenizer=self.tokenizer,
                     contexts=[plays[i] for i in part] if plays else (),
+                    last=all(one.last_turn for one in plays or ()),
                 )
                 rollouts.update(zip(part, responses, strict=True))
         return [rollouts[i] for i in range(len(prompts))]

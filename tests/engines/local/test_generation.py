@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from engine_builders import SMALL, SMALL_GPT2, random_model, repeated_prompts
 from transformers import (
     BloomConfig,
+    DeepseekV3Config,
     GenerationConfig,
     GPT2Config,
+    GPTNeoConfig,
     Lfm2Config,
     LlamaConfig,
     MambaConfig,
@@ -19,7 +23,7 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local import batch, kv_cache, shared_prompt
-from exgrpo_orlhf.engines.local.generation import BLOCK, CHECK_EVERY, check_rows, generate, sample
+from exgrpo_orlhf.engines.local.generation import BLOCK, CHECK_EVERY, _taken, check_rows, generate, sample
 
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
@@ -311,17 +315,11 @@ def test_a_seeded_response_depends_on_its_seed_and_not_on_the_rows_beside_it():
     assert all((a.token_ids != b.token_ids).any() for a, b in zip(together, other, strict=True))
 
 
-class Episode:
-    """computed: what a turn of it leaves to the next"""
-
-    computed = None
-
-
 def turns(model, keep, count=3):
     """What each episode has after some turns, with an observation of 0 to 3 tokens after each. Episodes end."""
     rng = np.random.default_rng(2)
     playing = {i: prompt for i, prompt in enumerate(repeated_prompts((3, 9, 4, 7), 3))}
-    episodes, texts = [Episode() for _ in playing], dict(playing)
+    episodes, texts = [SimpleNamespace(computed=None) for _ in playing], dict(playing)
     for turn in range(count):
         asked = list(texts.values())
         settings = {"end": ENDS, "pad": 0, "max_new_tokens": 40, "limits": [40 - i for i in texts], "temperature": 1.0}
@@ -333,8 +331,21 @@ def turns(model, keep, count=3):
     return list(playing.values()), episodes
 
 
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+EXPERTS = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
+ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+KEPT_OTHERWISE = {
+    "deepseek: latents": DeepseekV3Config(**{**SMALL, "num_key_value_heads": 2}, **LATENT, **EXPERTS),
+    "gpt-neo: a window of columns": GPTNeoConfig(
+        **{"vocab_size": 18, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "window_size": 6},
+        attention_types=[[["global", "local"], 1]],
+    ),
+    "llama: rotated by length": LlamaConfig(**{**SMALL, "max_position_embeddings": 16}, rope_parameters=ROPE),
+}
+
+
 @pytest.mark.parametrize("least", [0, 10**9], ids=["one copy of each prompt", "a copy for each row"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+@pytest.mark.parametrize("config", [*CONFIGS.values(), *KEPT_OTHERWISE.values()], ids=[*CONFIGS, *KEPT_OTHERWISE])
 def test_a_turn_computes_what_has_been_added_to_its_context_alone_and_is_the_same(config, least, monkeypatch):
     """A model with other layers than those of full attention computes its context again."""
     monkeypatch.setattr(shared_prompt, "LEAST", least)
@@ -347,10 +358,25 @@ def test_a_turn_computes_what_has_been_added_to_its_context_alone_and_is_the_sam
     widths.clear()
     kept, episodes = turns(model, keep=True)
     assert kept == anew
-    keeps = config.model_type in ("llama", "qwen2", "qwen3", "gpt2")
+    keeps = config in [CONFIGS[name] for name in ("llama", "qwen2", "qwen3", "gpt2: absolute positions")]
     assert any(width > 9 for width in widths) != keeps
     lengths = [0 if one.computed is None else one.computed.shape[2] for one in episodes]
     assert lengths == [len(tokens) - 1 if keeps else 0 for tokens in kept], "all but the last token"
+
+
+def test_what_was_computed_is_taken_where_each_prompt_has_it_and_left_where_a_turn_follows():
+    tensor, row = torch.zeros(4, 1, 2, 3), torch.ones(4, 1, 2, 3)
+    contexts = [SimpleNamespace(computed=one) for one in (tensor, tensor, row)]
+    first, second = _taken(contexts, [0, 0, 1])
+    assert first is tensor
+    assert second is row
+    assert [one.computed for one in contexts] == [None] * 3
+    contexts[0].computed = contexts[1].computed = tensor
+    assert _taken(contexts, [0, 0, 1]) is None
+    settings = {"end": ENDS, "pad": 0, "max_new_tokens": 4, "temperature": None}
+    for last in (True, False):
+        generate(random_model(CONFIGS["llama"]), [[2, 3]] * 3, contexts=contexts, last=last, **settings)
+        assert [one.computed is None for one in contexts] == [last] * 3
 
 
 def test_a_turn_under_autocast_goes_on_from_keys_and_values_of_either_dtype(monkeypatch):
