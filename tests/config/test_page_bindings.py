@@ -52,8 +52,8 @@ BINDINGS = sorted({each for page in PAGES for each in BINDING.findall(page.read_
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_describes_a_run(command: str) -> None:
     words = options(command)
-    given = {name: [words[i + 1] for i, word in enumerate(words) if word == name] for name in ("--gin", "--set")}
-    x = config.load(given["--gin"], given["--set"])
+    values = {name: [words[i + 1] for i, word in enumerate(words) if word == name] for name in ("--gin", "--set")}
+    x = config.load(values["--gin"], values["--set"])
     if x.openrlhf is not None:
         flags.check(x.openrlhf.all_flags())
     program = (ROOT / "scripts" / "train.py").read_text(encoding="utf-8")

@@ -46,9 +46,9 @@ def go(model: Path, folder: Path, name: str, *more: str, run: str | None = None,
 def logged(folder: Path, run: Path, metric: str) -> list[tuple[int, float]]:
     """What MLflow has of a metric, in the run of this folder. There is one such run."""
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    found = client.search_runs(["1"], f"attributes.run_name = '{run.name}'")
-    assert len(found) == 1
-    return [(each.step, each.value) for each in client.get_metric_history(found[0].info.run_id, metric)]
+    runs = client.search_runs(["1"], f"attributes.run_name = '{run.name}'")
+    assert len(runs) == 1
+    return [(each.step, each.value) for each in client.get_metric_history(runs[0].info.run_id, metric)]
 
 
 @pytest.fixture(scope="module")

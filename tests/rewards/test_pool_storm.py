@@ -56,12 +56,12 @@ def test_a_storm_of_kills_while_busy_costs_no_verdict_but_those_that_are_given_u
     futures = pool.submit([Answer("42", f"{i} {notes}", "") for i in range(ANSWERS)])
     killer.start()
     try:
-        found = [future.result(timeout=900) for future in futures]  # only against waiting for ever
+        grades = [future.result(timeout=900) for future in futures]  # only against waiting for ever
     finally:
         done.set()
         killer.join()
-    given_up = [graded for graded in found if graded.verdict == "error"]
-    for i, graded in enumerate(found):
+    given_up = [graded for graded in grades if graded.verdict == "error"]
+    for i, graded in enumerate(grades):
         if graded.verdict == "error":
             assert graded.reward is None
             assert "broke down 3 times" in graded.reason or "killed by SIGKILL" in graded.reason, graded.reason

@@ -111,14 +111,14 @@ def main(model: Path) -> None:
     right = {packed: work(model, "cpu", packed) for packed in (False, True)}
     install()
     with Pretended():
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for packed, expected in right.items():
             got = work(model, "cuda", packed)
             differences = {name: float(np.abs(expected[name] - got[name]).max()) for name in expected}
             share = np.linalg.norm(expected["gradient"] - got["gradient"]) / np.linalg.norm(expected["gradient"])
-            found["packed" if packed else "padded"] = {**differences, "gradient": float(share)}
-        found["planted"] = planted(model)
-    print(json.dumps(found))
+            figures["packed" if packed else "padded"] = {**differences, "gradient": float(share)}
+        figures["planted"] = planted(model)
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -171,13 +171,13 @@ def said_of(faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], A
 
     faults: by name (module, function, wrong, work)
     """
-    said = {}
+    messages = {}
     for name, (module, function, wrong, work) in faults.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, function, wrong)
             try:
                 work()
-                said[name] = "nothing"
+                messages[name] = "nothing"
             except RuntimeError as error:
-                said[name] = str(error)
-    return said
+                messages[name] = str(error)
+    return messages

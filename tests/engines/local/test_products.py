@@ -81,11 +81,11 @@ def test_logits_of_generation_are_those_of_torchs_products(computed, monkeypatch
     def logits(context) -> torch.Tensor:
         with context:
             rows = Batch(model, [[2, 3], [4, 5, 6]], [0, 0, 1], 0, 2)
-            found = [rows.logits]
+            outputs = [rows.logits]
             for token in ([7, 8, 9], [3, 2, 4]):
                 rows.append(torch.tensor(token))
-                found.append(rows.logits)
-        return torch.stack(found)
+                outputs.append(rows.logits)
+        return torch.stack(outputs)
 
     ours = logits(large_products(model))
     calls = len(computed)
