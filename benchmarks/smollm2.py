@@ -150,7 +150,7 @@ def curve(path: Path) -> Curve:
     seconds = np.cumsum([float(row["time/step"] or 0) for row in rows])[at]
     variant, _, seed = path.stem.rpartition("-seed")
     run = TrackedRun(path.stem, path.stem, variant, int(seed), "local", "FINISHED", 0, {}, frozenset(), None)
-    return Curve(run, np.array(taken), np.array(values), np.array(tokens), seconds)
+    return Curve(run, np.array(taken), np.array(values), np.array(tokens), seconds, "accuracy")
 
 
 def call(line: list[str]) -> None:
