@@ -21,7 +21,6 @@ from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 
 UP = "model.layers.1.mlp.up_proj.weight"
-CODE = 'raise SystemExit("code of the model was run")\n'
 
 
 def without(*parts: str):
@@ -187,9 +186,7 @@ def test_a_whole_model_is_no_finding_in_a_forked_process(raw_model):
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_an_image_token_that_nothing_writes_may_lie_beyond_the_vocabulary_and_one_of_the_template_may_not(
-    raw_model, tmp_path
-):
+def test_an_image_token_that_nothing_writes_may_lie_beyond_the_vocabulary_and_one_of_the_template_may_not(raw_model):
     """The first is so in Gemma 3 1B."""
     tokenizer = AutoTokenizer.from_pretrained(raw_model)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})

@@ -259,7 +259,7 @@ def test_the_command_line_ends_with_one_line_and_status_2(run, warm_model):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"])
-def test_a_damaged_checkpoint_is_neither_evaluated_nor_trained_from(name, run, tmp_path):
+def test_a_damaged_checkpoint_is_neither_evaluated_nor_trained_from(name, run):
     checkpoint = run / "checkpoint-4"
     for load in (lambda path: PretrainedModel(path).prepare(), evaluated_model.load):
         load(str(checkpoint))

@@ -83,7 +83,7 @@ def test_the_verifier_grades_where_the_environment_does_not_and_can_grade_again(
     assert samples(out, "calculator") == before
 
 
-def test_regrading_keeps_the_verdicts_of_the_environment(play, bench, monkeypatch):
+def test_regrading_keeps_the_verdicts_of_the_environment(play, bench):
     out = play(count=1)
     before = samples(out, "calculator")
     assert {each["verdict"] for each in before} == {"correct", "wrong"}

@@ -261,7 +261,7 @@ def test_a_folder_without_configuration_or_tokenizer_is_named_with_its_binding(f
         (None, ""),
     ],
 )
-def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, message, monkeypatch, tmp_path):
+def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, message, monkeypatch):
     requests = []
 
     def model_info(self, name, *, timeout):

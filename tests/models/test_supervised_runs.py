@@ -61,7 +61,7 @@ def sft_rl(warm_model, folder) -> Path:
     return go(warm_model, folder, "sft_rl", "train.steps = 2")
 
 
-def test_a_run_of_no_steps_evaluates_and_saves_the_supervised_model(sft, folder, warm_model, run_script):
+def test_a_run_of_no_steps_evaluates_and_saves_the_supervised_model(sft, folder, run_script):
     [row] = rows(sft)
     assert row["step"] == 0
     assert row["eval/lucky_guess_rate"] >= 0
@@ -76,7 +76,7 @@ def test_a_run_of_no_steps_evaluates_and_saves_the_supervised_model(sft, folder,
     assert json.loads((folder / "results" / "results.json").read_text())["benchmarks"]["chains"]["questions"] == 4
 
 
-def test_a_run_of_no_steps_is_resumed_without_doing_anything_and_can_be_made_longer(sft, folder, warm_model, tmp_path):
+def test_a_run_of_no_steps_is_resumed_without_doing_anything_and_can_be_made_longer(sft, folder, warm_model):
     before = (sft / "metrics.jsonl").read_bytes()
     go(warm_model, folder, "sft", resume=True)
     assert (sft / "metrics.jsonl").read_bytes() == before

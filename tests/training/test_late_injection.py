@@ -146,7 +146,7 @@ def test_dynamic_sampling_leaves_out_groups_without_a_signal_after_the_injection
     able = [id for id in ids if id in trajectories]
     assert 0 < len(able) < len(ids) == 8 + metrics["rollout/filtered_groups"]
     assert metrics["replay/injected"] == min(len(able), 8)
-    assert {id for id in able[:8]} <= {one.question.id for one in batch.groups}
+    assert set(able[:8]) <= {one.question.id for one in batch.groups}
     assert metrics["reward/groups_with_signal"] == min(len(able), 8) / 8
 
 

@@ -187,7 +187,7 @@ EVERY_STEP = "ModularChains.count = 8"  # a step has all eight questions
 
 
 def test_a_question_that_retires_in_a_step_is_still_replayed_in_the_next_which_was_planned_before(
-    verdict, warm_model, tmp_path, monkeypatch
+    verdict, warm_model, tmp_path
 ):
     run = Watched(warm_model, tmp_path, EVERY_STEP, "ReplayMixer.rho = 0.5", "RetirementPolicy.times_in_a_row = 2")
     for _ in range(5):
@@ -201,9 +201,9 @@ def test_a_question_that_retires_in_a_step_is_still_replayed_in_the_next_which_w
 
 
 def test_a_question_may_be_in_two_consecutive_batches_but_in_none_twice(watched):
-    asked_of = [[group.question.id for group in batch.groups] for batch in watched.batches]
-    assert all(len({*ids}) == len(ids) for ids in asked_of)
-    assert any({*one} & {*next_one} for one, next_one in itertools.pairwise(asked_of))
+    batch_ids = [[group.question.id for group in batch.groups] for batch in watched.batches]
+    assert all(len({*ids}) == len(ids) for ids in batch_ids)
+    assert any({*one} & {*next_one} for one, next_one in itertools.pairwise(batch_ids))
 
 
 def test_rollouts_of_further_rounds_are_sampled_by_the_weights_that_train_on_them(verdict, warm_model, tmp_path):

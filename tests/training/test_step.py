@@ -89,9 +89,9 @@ def test_a_stored_success_in_the_place_of_the_worst_row_leaves_the_groups_size_a
         assert [len(group.rollouts) for group in batch.groups] == [len(rows) for rows in batch.rows] == [k] * 8
         for group, rows in zip(batch.groups, batch.rows, strict=True):
             assert run.buffer.records[group.question.id].accuracy == group.accuracy
-            given_way = [i for i, row in enumerate(rows) if row.response is not group.rollouts[i]]
-            assert len(given_way) == group.planned_replay
-            for i in given_way:
+            places = [i for i, row in enumerate(rows) if row.response is not group.rollouts[i]]
+            assert len(places) == group.planned_replay
+            for i in places:
                 worst = min(rollout.reward for rollout in group.rollouts)
                 assert i == max(j for j, rollout in enumerate(group.rollouts) if rollout.reward == worst)
                 assert rows[i].trajectory is not None

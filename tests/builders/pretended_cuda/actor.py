@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import torch
-from device import Pretended, install, said_of
+from device import Pretended, install, messages_of
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf_ranks import K, arguments, assembled_actor, experiences_of, mixed_batch
@@ -96,7 +96,7 @@ def planted(model: Path) -> dict[str, str]:
         return loss(self, log_probs, old.cpu(), *rest, **more)
 
     on_cuda = lambda: work(model, "cuda", packed=False)
-    return said_of(
+    return messages_of(
         {
             "forward": (shared, "token_stats", other_stats, on_cuda),
             "loss": (actor.MixedLoss, "forward", other_loss, on_cuda),

@@ -166,7 +166,7 @@ def install() -> None:
     torch.tensor = tensor
 
 
-def said_of(faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]]) -> dict[str, str]:
+def messages_of(faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]]) -> dict[str, str]:
     """The error message of each work while a function of a module is replaced by a wrong one.
 
     faults: by name (module, function, wrong, work)

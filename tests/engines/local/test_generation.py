@@ -320,7 +320,7 @@ class Episode:
 def turns(model, keep, count=3):
     """What each episode has after some turns, with an observation of 0 to 3 tokens after each. Episodes end."""
     rng = np.random.default_rng(2)
-    playing = {i: prompt for i, prompt in enumerate(repeated_prompts((3, 9, 4, 7), 3))}
+    playing = dict(enumerate(repeated_prompts((3, 9, 4, 7), 3)))
     episodes, texts = [Episode() for _ in playing], dict(playing)
     for turn in range(count):
         prompts = list(texts.values())

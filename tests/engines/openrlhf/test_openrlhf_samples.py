@@ -209,7 +209,7 @@ def cluster():
 
 
 def make_engine(folder: Path):
-    class Told:
+    class Echo:
         """Answers a prompt with its own tokens when there is a file go-<tokens>."""
 
         async def generate(self, prompt, params):
@@ -227,7 +227,7 @@ def make_engine(folder: Path):
             outputs = [SimpleNamespace(index=i, token_ids=prompt, finish_reason="stop") for i in range(params.n)]
             return SimpleNamespace(outputs=outputs[::-1])
 
-    return ray.remote(num_cpus=0)(Told).remote()
+    return ray.remote(num_cpus=0)(Echo).remote()
 
 
 @pytest.fixture(scope="module")
