@@ -164,17 +164,16 @@ def largest_difference(ours: Ours, trainer: GRPOTrainer) -> float:
     value = loss(batch)
     value.backward()
 
-    def padded(values: list[Any], left: bool = False) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence(
-            [torch.as_tensor(value) for value in values], batch_first=True, padding_side="left" if left else "right"
-        )
+    def padded(values: list[Any], side: str = "right") -> torch.Tensor:
+        tensors = [torch.as_tensor(value) for value in values]
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_side=side)
 
     model = trainer.model.eval()
     trl_value = trainer._compute_loss(
         model,
         {
-            "prompt_ids": padded([row.prompt for row in forward], left=True),
-            "prompt_mask": padded([[1] * len(row.prompt) for row in forward], left=True),
+            "prompt_ids": padded([row.prompt for row in forward], "left"),
+            "prompt_mask": padded([[1] * len(row.prompt) for row in forward], "left"),
             "completion_ids": padded([row.response.astype(np.int64) for row in forward]),
             "completion_mask": padded([[1] * len(row.response) for row in forward]),
             "advantages": advantages,

@@ -44,7 +44,7 @@ from typing import Any
 import torch
 from command_line import TINY, finish, make_parser
 from damage import FILES, FOLDERS, Outcome, Problem, damage_file, damage_folder, model_trials
-from kills import count_calls, different, kill_at_call
+from kills import count_calls, first_difference, kill_at_call
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
@@ -204,7 +204,7 @@ class Campaign:
                 break
         if self.trained(run, variant):
             self.report(count, what, "lost", run.with_suffix(".log").read_text())
-        elif difference := different(run, straight, STEPS):
+        elif difference := first_difference(run, straight, STEPS):
             self.report(count, f"{what}: {difference} differs", "silent", run.with_suffix(".log").read_text())
         remove(run)
 
@@ -235,7 +235,8 @@ class Campaign:
         if status != 2 or str(named) not in log.strip().rpartition("\n")[2]:
             problem = "lost" if status else "silent", log
         elif go_on and (
-            self.trained(run, variant, resume_from=older.name) or different(run, self.straight[variant][0], STEPS)
+            self.trained(run, variant, resume_from=older.name)
+            or first_difference(run, self.straight[variant][0], STEPS)
         ):
             problem = "lost", f"then from {older.name}\n{run.with_suffix('.log').read_text()}"
         remove(run)
@@ -277,12 +278,12 @@ def openrlhf_run(folder: Path) -> Path:
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long (default 30)")
-    parser.add_argument("--seed", type=int, help="of what is random (default: another one each time; printed)")
+    seeds = "of what is random (default: another one each time; printed)"
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help=seeds)
     parser.add_argument("--local", action="store_true", help="leave OpenRLHF out, also where it is installed")
     parser.add_argument("--page", type=Path, metavar="FILE", help=f"write the table below {HEADING.strip()!r} there")
     arguments = parser.parse_args()
-    seed = arguments.seed if arguments.seed is not None else random.randrange(10**6)
-    seed = SMALL_SEED if arguments.small else seed
+    seed = SMALL_SEED if arguments.small else arguments.seed
     print(f"seed {seed}", flush=True)
     torch.set_num_threads(1)
     end = time.monotonic() + 60 * arguments.minutes
@@ -312,18 +313,14 @@ def main() -> int:
         for name, c in sorted(campaign.counts.items())
     ]
     print("\n".join(aligned([header, *rows], 1)))
-    silent, lost = (sum(getattr(c, name) for c in campaign.counts.values()) for name in ("silent", "lost"))
-    tried = sum(c.tried for c in campaign.counts.values())
+    counts = {name: vars(c) for name, c in campaign.counts.items()}
+    tried, silent, lost = (sum(count[name] for count in counts.values()) for name in ("tried", "silent", "lost"))
     if arguments.page:
         size = "--small" if arguments.small else f"--minutes {arguments.minutes:g} --seed {seed}"
         above, heading, _ = arguments.page.read_text(encoding="utf-8").partition(HEADING)
         lines = [f"\n`python benchmarks/campaign.py {size}`:\n", *markdown_table(header, rows)]
         write(arguments.page, above + heading + "\n".join(lines) + "\n")
-    figures = {
-        "seed": seed,
-        "counts": {name: vars(c) for name, c in campaign.counts.items()},
-        "met": silent == lost == 0,
-    }
+    figures = {"seed": seed, "counts": counts, "met": silent == lost == 0}
     return finish(arguments, figures, f"{tried} kills and damages, {silent} silent, {lost} lost (goal 0 and 0)")
 
 

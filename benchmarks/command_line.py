@@ -27,10 +27,10 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def finish(given: argparse.Namespace, figures: dict[str, Any], summary: str) -> int:
+def finish(arguments: argparse.Namespace, figures: dict[str, Any], summary: str) -> int:
     """Print the summary, write the figures, return the exit status: 1 where figures["met"] is false."""
-    met = "met (goals of time and memory do not count at the small size)" if given.small else "met"
+    met = "met (goals of time and memory do not count at the small size)" if arguments.small else "met"
     print(f"{met if figures['met'] else 'MISSED'}: {summary}")
-    if given.json:
-        given.json.write_text(json.dumps({"small": given.small, **figures}, indent=1) + "\n", encoding="utf-8")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"small": arguments.small, **figures}, indent=1) + "\n", encoding="utf-8")
     return 0 if figures["met"] else 1

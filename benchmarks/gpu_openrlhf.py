@@ -25,13 +25,13 @@ def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
     from exgrpo_orlhf import config
     from exgrpo_orlhf.engines.openrlhf import actor, flags, launch
 
-    given = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "ds.zero_stage": 2, "ds.packing_samples": packed}
-    given["ds.attn_implementation"] = "flash_attention_2" if packed else "sdpa"
-    given["train.micro_batch_size"] = 4 if work.small else work.tokens // ROW
+    values = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "ds.zero_stage": 2, "ds.packing_samples": packed}
+    values["ds.attn_implementation"] = "flash_attention_2" if packed else "sdpa"
+    values["train.micro_batch_size"] = 4 if work.small else work.tokens // ROW
     bindings = ["train.engine = 'openrlhf'", "Work.model = @PretrainedModel()", "Optimizer.learning_rate = 1e-6"]
     bindings += [f"PretrainedModel.path = {str(work.folder)!r}", f"MAX_RESPONSE_TOKENS = {work.length}"]
     bindings += [f"train.questions_per_step = {len(batch.rows)}", f"train.group_size = {len(batch.rows[0])}"]
-    x = config.load(["toy.gin"], [*bindings, f"OpenRLHF.cpu_bench = {not work.cuda}", f"OpenRLHF.flags = {given!r}"])
+    x = config.load(["toy.gin"], [*bindings, f"OpenRLHF.cpu_bench = {not work.cuda}", f"OpenRLHF.flags = {values!r}"])
     args = launch.parse(x, str(work.folder), work.folder, resume=False)
     args.exgrpo = replace(x, loss=work.loss)
     made = actor.MixedPolicyActor(1, 0, None, None)
@@ -55,8 +55,8 @@ def openrlhf_actor(work: Work, packed: bool) -> Figures:
     from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience
 
     def measure_all() -> list[tuple[np.ndarray, float]]:
-        found = [one for part in parts for one in actor.measure([rows[i] for i in part])]
-        return [found[j] for j in np.argsort(np.concatenate(parts))]
+        measurements = [one for part in parts for one in actor.measure([rows[i] for i in part])]
+        return [measurements[j] for j in np.argsort(np.concatenate(parts))]
 
     measured = timed(work, measure_all)
     logprobs, entropies = zip(*measured.first, strict=True)
@@ -75,8 +75,8 @@ def openrlhf_actor(work: Work, packed: bool) -> Figures:
     with_logits, figures = timed(work, update), {}
     for name in ("loss", "grad_norm"):
         right, near = (one.first.metrics[f"policy/{name}"] for one in (exact, rounded))
-        figures[name] = found = updated.first[f"policy/{name}"]
-        figures |= {f"{name}, off by": (abs(found / right - 1), 0.05), f"{name}, local: off by": abs(near / right - 1)}
+        figures[name] = value = updated.first[f"policy/{name}"]
+        figures |= {f"{name}, off by": (abs(value / right - 1), 0.05), f"{name}, local: off by": abs(near / right - 1)}
     off = lambda a, b: float(np.abs(np.hstack(a) - np.hstack(b)).mean())
     figures["log-probs, nats off"] = (off(logprobs, exact.first.policy_logprobs), 0.05)
     figures["log-probs, local: nats off"] = off(rounded.first.policy_logprobs, exact.first.policy_logprobs)

@@ -31,12 +31,8 @@ BASE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size"
 BASE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
 BASE |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2}
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-LINEAR = {f"linear_{name}": 2 if "num" in name else 16 for name in ("num_key_heads", "num_value_heads")}
-LINEAR |= {
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"],
-}
+LINEAR: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16}
+LINEAR |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
 ZAMBA = {"n_mamba_heads": 8, "mamba_headdim": 16, "mamba_d_state": 16, "mamba_ngroups": 1, "attention_head_dim": 32}
@@ -96,7 +92,7 @@ def generation(model: PreTrainedModel) -> str:
 
 
 def main() -> int:
-    given = make_parser(__doc__).parse_args()
+    arguments = make_parser(__doc__).parse_args()
     transformers.logging.set_verbosity_error()
     figures: dict[str, Any] = {}
     print("| architecture | packed | padded | packing | logits | local generation |\n|---|---|---|---|---|---|")
@@ -113,7 +109,7 @@ def main() -> int:
         figures[name] = {"packed": packed, "padded": beside, "refused": mixed is not None, "right": right}
     wrong = [name for name, row in figures.items() if not row["right"]]
     summary = f"of {len(figures)} architectures these are accepted, refused or padded wrongly: {wrong or 'none'}"
-    return finish(given, {**figures, "wrong": len(wrong), "met": not wrong}, summary)
+    return finish(arguments, {**figures, "wrong": len(wrong), "met": not wrong}, summary)
 
 
 if __name__ == "__main__":

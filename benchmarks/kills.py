@@ -52,7 +52,7 @@ def kill_at_call(names: tuple[str, ...], number: int, after: bool) -> None:
     wrapped(names, partial(die, False), partial(die, True))
 
 
-def different(run: Path, straight: Path, steps: int) -> str | None:
+def first_difference(run: Path, straight: Path, steps: int) -> str | None:
     """What differs between the ends of two runs of that many steps, or None."""
     ours, theirs = (folder / f"checkpoint-{steps}" for folder in (run, straight))
     weights, expected = (load_file(folder / "model.safetensors") for folder in (ours, theirs))

@@ -105,14 +105,14 @@ def filled(text: str, table: str) -> str:
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--page", action="store_true", help="write the table into docs/cluster.md")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows = {layout: needs(layout) for layout in LAYOUTS}
     print(table(rows))
-    if given.page:
+    if arguments.page:
         write(PAGE, filled(PAGE.read_text(encoding="utf-8"), table(rows)))
     short = [f"{layout}: {row['short']}" for layout, row in rows.items() if row["short"]]
     summary = "; ".join(short) or f"{len(rows)} layouts fit on their GPUs"
-    return finish(given, {"met": not short, "layouts": rows}, summary)
+    return finish(arguments, {"met": not short, "layouts": rows}, summary)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from command_line import TINY, finish, make_parser
@@ -87,8 +86,8 @@ def in_process(rank: int, tokens: int, small: bool) -> dict[str, float]:
     command = [sys.executable, __file__, "--rank", str(rank), "--tokens", str(tokens), *(["--small"] if small else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def generation(rank: int, small: bool, turns: int) -> dict[str, float]:
@@ -122,20 +121,18 @@ def main() -> int:
     if arguments.rank is not None:
         print(json.dumps(step(arguments.rank, arguments.tokens, arguments.small)))
         return 0
-    columns: dict[str, Any] = {}
-    for tokens in TOKENS:
-        for name, rank in (("all weights", 0), (f"LoRA {arguments.lora_rank}", arguments.lora_rank)):
-            columns[f"{name}, {tokens}"] = in_process(rank, tokens, arguments.small)
+    ranks, small = {"all weights": 0, f"LoRA {arguments.lora_rank}": arguments.lora_rank}, arguments.small
+    columns = {f"{name}, {tokens}": in_process(ranks[name], tokens, small) for tokens in TOKENS for name in ranks}
     print(f"{'':18}" + "".join(f"{name:>19}" for name in columns))
     for name in next(iter(columns.values())):
         print(f"{name:18}" + "".join(f"{column[name]:19,.2f}" for column in columns.values()))
-    rates = generation(arguments.lora_rank, arguments.small, 1 if arguments.small else arguments.turns)
+    rates = generation(arguments.lora_rank, small, 1 if small else arguments.turns)
     for name, value in rates.items():
         print(f"{name:28}{value:10,.1f}")
     full, adapter = list(columns.values())[-2:]
     saved = 1 - adapter["peak_MB"] / full["peak_MB"]
     faster = rates["merged_tokens_per_second"] / rates["beside_tokens_per_second"]
-    met = arguments.small or (saved >= 0.25 and faster >= 0.95)
+    met = small or (saved >= 0.25 and faster >= 0.95)
     summary = (
         f"{saved:.0%} less peak memory with small micro-batches, generation merged {faster:.2f} times as fast as beside"
     )

@@ -19,8 +19,10 @@ import sys
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from command_line import finish, make_parser
@@ -73,9 +75,7 @@ class Load:
 
     def step(self, step: int) -> dict[str, float]:
         """Milliseconds of each part. What an engine does in between is made up outside the clock."""
-        clock = [time.process_time()]
-        plan = self.mixer.plan(self.fresh, self.buffer, step)
-        clock.append(time.process_time())
+        plan, planning = timed(self.mixer.plan, self.fresh, self.buffer, step)
         groups, experience = [], []
         for question in (*plan.fresh, *plan.replayed):
             replayed = question in plan.candidates
@@ -83,28 +83,27 @@ class Load:
             rollouts = tuple(Rollout(self.pool[0][0], "stop", grade) for grade in grades)
             groups.append(RolloutGroup(question, rollouts, replayed))
             experience += [(question.id, self.trajectory(step)) for grade in grades if grade is RIGHT]
-        clock.append(time.process_time())
-        self.buffer.observe(groups, step)
-        clock.append(time.process_time())
-        self.buffer.store(experience)
-        clock.append(time.process_time())
-        for _, one in experience:
-            _ = one.key, one.token_ids.copy(), one.behaviour_logprobs.copy()
-        clock.append(time.process_time())
-        parts = np.diff(clock) * 1000
-        return {
-            "plan": parts[0],
-            "observe": parts[2],
-            "store": parts[3],
-            "step": parts[0] + parts[2] + parts[3],
-            "copying": parts[4],
-        }
+        _, observing = timed(self.buffer.observe, groups, step)
+        _, storing = timed(self.buffer.store, experience)
+        _, copying = timed(hash_and_copy, [one for _, one in experience])
+        parts = {"plan": planning, "observe": observing, "store": storing}
+        return {**parts, "step": sum(parts.values()), "copying": copying}
+
+
+def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """What the function returns, and its milliseconds of processor time."""
+    began = time.process_time()
+    result = function(*arguments)
+    return result, (time.process_time() - began) * 1000
+
+
+def hash_and_copy(trajectories: list[Trajectory]) -> None:
+    for one in trajectories:
+        _ = one.key, one.token_ids.copy(), one.behaviour_logprobs.copy()
 
 
 def measure(questions: int, length: int, steps: int) -> dict[str, float]:
-    began = time.process_time()
-    load = Load(questions, length)
-    filled = time.process_time() - began
+    load, filling = timed(Load, questions, length)
     times = [load.step(step) for step in range(1, steps + 6)][5:]
     figures = {name: statistics.median(row[name] for row in times) for name in times[0]}
     figures |= {
@@ -113,7 +112,7 @@ def measure(questions: int, length: int, steps: int) -> dict[str, float]:
         "step_max": max(row["step"] for row in times),
         "stored_kB_per_step": B * K / 2 * length * 8 / 1000,
         "trajectories": load.buffer.n_trajectories,
-        "fill_s": filled,
+        "fill_s": filling / 1000,
     }
     figures["ratio"] = figures["step"] / figures["copying"]
     figures["us_per_kB"] = figures["step"] * 1000 / figures["stored_kB_per_step"]
@@ -126,16 +125,11 @@ def measure_snapshot(buffer: ReplayBuffer) -> dict[str, float]:
     gigabytes = buffer.n_tokens * 8 / 1e9
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "replay"
-        times = [time.process_time()]
-        snapshot.save(buffer, path, "benchmark")
-        times.append(time.process_time())
-        loaded = snapshot.load(path, ReplayBuffer(RetirementPolicy(at_accuracy=None)), "benchmark")
-        times.append(time.process_time())
+        _, saving = timed(snapshot.save, buffer, path, "benchmark")
+        empty = ReplayBuffer(RetirementPolicy(at_accuracy=None))
+        loaded, loading = timed(snapshot.load, path, empty, "benchmark")
     assert loaded.n_tokens == buffer.n_tokens
-    return {
-        "save_s_per_GB": (times[1] - times[0]) / gigabytes,
-        "load_s_per_GB": (times[2] - times[1]) / gigabytes,
-    }
+    return {"save_s_per_GB": saving / 1000 / gigabytes, "load_s_per_GB": loading / 1000 / gigabytes}
 
 
 def memory(questions: int, length: int) -> tuple[float, float]:

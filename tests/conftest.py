@@ -128,7 +128,7 @@ def run_script(capsys, monkeypatch):
             status = runpy.run_path(str(ROOT / "scripts" / name))["main"]()
         except SystemExit as end:
             status = end.code
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, status, said.out, said.err)
+        output = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, status, output.out, output.err)
 
     return run

@@ -34,15 +34,15 @@ FILES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def _imports(name: str) -> set[str]:
     """The package's modules that a module imports anywhere, inside its functions too."""
     package = name.split(".") if FILES[name].name == "__init__.py" else name.split(".")[:-1]
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            found |= {inner if (inner := f"{module}.{alias.name}") in FILES else module for alias in node.names}
-    return {module for module in found if module in FILES} - {name}
+            modules |= {inner if (inner := f"{module}.{alias.name}") in FILES else module for alias in node.names}
+    return {module for module in modules if module in FILES} - {name}
 
 
 GRAPH = {name: _imports(name) for name in FILES}
@@ -53,9 +53,9 @@ def _floor(name: str) -> int:
     if name == PACKAGE.name:
         return len(FLOORS)
     room = name.split(".")[1]
-    found = [i for i, rooms in enumerate(FLOORS) if room in rooms]
-    assert len(found) == 1, f"{room} stands on no floor: name it in FLOORS"
-    return found[0]
+    floors = [i for i, rooms in enumerate(FLOORS) if room in rooms]
+    assert len(floors) == 1, f"{room} stands on no floor: name it in FLOORS"
+    return floors[0]
 
 
 @pytest.mark.parametrize("name", sorted(GRAPH))

@@ -88,12 +88,12 @@ def test_the_documentations_own_line_is_one_of_the_default_questions(warm_model,
 
 def test_chat_messages_are_a_prompt_too_and_lines_end_at_line_feeds_alone(warm_model, tmp_path):
     """U+2028 is a line's end to str.splitlines and stands unescaped in public files."""
-    asked = Question.make("chat", (("user", "say\u2028it"),), "7+5=2;#2")
+    question = Question.make("chat", (("user", "say\u2028it"),), "7+5=2;#2")
     line = {"prompt": [{"role": "user", "content": "say\u2028it"}], "response": "7+5=2;#2"}
     file = tmp_path / "experts.jsonl"
     file.write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
-    buffer = load(warm_model, file, "Verifier.kind = 'exact'", questions=[asked])
-    assert len(buffer.trajectories(asked.id)) == 1
+    buffer = load(warm_model, file, "Verifier.kind = 'exact'", questions=[question])
+    assert len(buffer.trajectories(question.id)) == 1
 
 
 RIGHT = right_reasoning(FIRST.prompt)
@@ -174,8 +174,8 @@ def experts(tmp_path) -> Path:
 
 def test_a_model_that_is_next_to_never_right_learns_from_experts_in_every_group(raw_model, tmp_path):
     """Eight questions, which on-policy training from here would learn nothing about in as many steps."""
-    asked = ModularChains(count=8, operands=(2,)).load()
-    initial_buffer.write_experts(tmp_path / "experts.jsonl", [(q, right_reasoning(q.prompt)) for q in asked])
+    questions = ModularChains(count=8, operands=(2,)).load()
+    initial_buffer.write_experts(tmp_path / "experts.jsonl", [(q, right_reasoning(q.prompt)) for q in questions])
     more = ["ModularChains.count = 8", "ModularChains.operands = (2,)", "Optimizer.learning_rate = 3e-3"]
     rows = go(raw_model, tmp_path / "run", tmp_path / "experts.jsonl", "train.steps = 70", *more)[1:]
     assert all(row["replay/actual_share"] == row["reward/groups_with_signal"] == 1 for row in rows[:10])

@@ -51,15 +51,15 @@ def test_a_run_says_the_time_of_the_steps_and_evaluations_that_are_left(caplog, 
 )
 def test_the_time_left_is_at_the_pace_of_each_variant_and_as_long_as_the_longest_run(jobs, measured, left):
     waiting = [planned(variant, eval_every=None) for variant in "ab"]
-    known = {name: RunProgress(step, seconds / max(1, step)) for name, (step, seconds) in measured.items()}
-    assert seconds_left(waiting, known, jobs) == left
+    progress = {name: RunProgress(step, seconds / max(1, step)) for name, (step, seconds) in measured.items()}
+    assert seconds_left(waiting, progress, jobs) == left
 
 
 def test_the_time_left_includes_evaluations():
     waiting = [planned(variant, eval_every=20) for variant in "ab"]  # at steps 0, 20 and 30
-    known = {"a/seed0": RunProgress(step=30, pace=2.0, evaluation=5.0), "a/seed1": RunProgress(step=25, pace=2.0)}
-    assert seconds_left(waiting[:1], known, 1) == 5 * 2.0 + 5.0
-    assert seconds_left(waiting, known, 1) == 5 * 2.0 + 5.0 + 30 * 2.0 + 3 * 5.0
+    progress = {"a/seed0": RunProgress(step=30, pace=2.0, evaluation=5.0), "a/seed1": RunProgress(step=25, pace=2.0)}
+    assert seconds_left(waiting[:1], progress, 1) == 5 * 2.0 + 5.0
+    assert seconds_left(waiting, progress, 1) == 5 * 2.0 + 5.0 + 30 * 2.0 + 3 * 5.0
 
 
 def planned(variant: str, eval_every: int | None) -> SimpleNamespace:

@@ -31,5 +31,5 @@ def test_the_algorithm_imports_the_standard_library_and_few_others(room, librari
 def test_no_pattern_has_a_possessive_group():
     """Python before 3.11.5 matches them wrongly (gh-106052), and right answers were graded wrong; atomic groups do."""
     possessive = re.compile(r"\)(?:[*+?]|\{[0-9,]+\})\+")
-    found = [path.name for path in (ROOT / "exgrpo_orlhf").rglob("*.py") if possessive.search(path.read_text())]
-    assert found == []
+    names = [path.name for path in (ROOT / "exgrpo_orlhf").rglob("*.py") if possessive.search(path.read_text())]
+    assert names == []

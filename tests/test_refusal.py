@@ -40,10 +40,10 @@ def refused(*arguments: str) -> str:
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line_before_anything_heavy_is_imported(mistake, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    bindings, said = MISTAKES[mistake]
+    bindings, message = MISTAKES[mistake]
     line = refused("--gin", "toy.gin", *set_words(bindings), "--out", str(tmp_path / "run"))
     assert line.startswith("error: ")
-    assert said in line
+    assert message in line
     assert not (tmp_path / "run").exists()
 
 
@@ -78,13 +78,13 @@ def test_more_threads_than_cores_are_said_at_the_start(tmp_path):
 
 @pytest.mark.parametrize("smoke", [[], ["--smoke"]], ids=["run", "smoke"])
 def test_a_folder_that_holds_a_run_or_cannot_be_made_is_refused_as_early(smoke, tmp_path):
-    def said(out) -> str:
+    def refusal(out) -> str:
         return refused("--gin", "toy.gin", "--out", str(out), *smoke)
 
     (tmp_path / "metrics.jsonl").touch()
-    assert "holds a run already" in said(tmp_path)
+    assert "holds a run already" in refusal(tmp_path)
     for out in (tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl" / "run"):
         assert (
             f"--out {out}: the run's folder cannot be made or written ({tmp_path / 'metrics.jsonl'} is not a folder)"
-            in said(out)
+            in refusal(out)
         )

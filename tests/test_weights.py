@@ -21,7 +21,6 @@ from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 
 UP = "model.layers.1.mlp.up_proj.weight"
-CODE = 'raise SystemExit("code of the model was run")\n'
 
 
 def without(*parts: str):
@@ -76,9 +75,9 @@ def copied(model: Path, folder: Path, change=None, config=None) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_model_that_is_not_whole_is_refused_in_one_line(damage, raw_model, tmp_path):
-    change, config, said = DAMAGES[damage]
+    change, config, message = DAMAGES[damage]
     folder = copied(raw_model, tmp_path / "model", change, config)
-    with pytest.raises(ValueError, match=said) as raised:
+    with pytest.raises(ValueError, match=message) as raised:
         PretrainedModel(str(folder)).prepare()
     assert str(raised.value).startswith(f"PretrainedModel.path = {str(folder)!r}: {folder}")
     assert "\n" not in str(raised.value)
@@ -109,16 +108,16 @@ def test_the_doctor_and_every_engine_of_the_evaluation_refuse_it_too(raw_model, 
 
 
 def test_files_that_are_not_there_or_no_weights_are_named(raw_model, tmp_path):
-    def said(folder: Path) -> str:
+    def refusal(folder: Path) -> str:
         with pytest.raises(ValueError, match=r"PretrainedModel\.path = ") as raised:
             PretrainedModel(str(folder)).prepare()
         return str(raised.value)
 
     none = copied(raw_model, tmp_path / "none")
     (none / "model.safetensors").unlink()
-    assert f"{none}: its weights are not there: Error no file named model.safetensors" in said(none)
+    assert f"{none}: its weights are not there: Error no file named model.safetensors" in refusal(none)
     (none / "pytorch_model.bin").write_bytes(b"no weights")
-    assert f"{none}/pytorch_model.bin: it cannot be read" in said(none)
+    assert f"{none}/pytorch_model.bin: it cannot be read" in refusal(none)
     shards = tmp_path / "shards"
     AutoModelForCausalLM.from_pretrained(raw_model).save_pretrained(shards, max_shard_size="40KB")
     AutoTokenizer.from_pretrained(raw_model).save_pretrained(shards)
@@ -126,9 +125,9 @@ def test_files_that_are_not_there_or_no_weights_are_named(raw_model, tmp_path):
     second = sorted(shards.glob("*.safetensors"))[1]
     data = second.read_bytes()
     second.write_bytes(data[:-8])
-    assert f"{second}: it cannot be read, it is damaged or incomplete" in said(shards)
+    assert f"{second}: it cannot be read, it is damaged or incomplete" in refusal(shards)
     second.unlink()
-    assert f"{second}: the file is missing, and the index beside it names it" in said(shards)
+    assert f"{second}: the file is missing, and the index beside it names it" in refusal(shards)
 
 
 SMALL = {"vocab_size": 18, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -187,9 +186,7 @@ def test_a_whole_model_is_no_finding_in_a_forked_process(raw_model):
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_an_image_token_that_nothing_writes_may_lie_beyond_the_vocabulary_and_one_of_the_template_may_not(
-    raw_model, tmp_path
-):
+def test_an_image_token_that_nothing_writes_may_lie_beyond_the_vocabulary_and_one_of_the_template_may_not(raw_model):
     """The first is so in Gemma 3 1B."""
     tokenizer = AutoTokenizer.from_pretrained(raw_model)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})

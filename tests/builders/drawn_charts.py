@@ -48,11 +48,11 @@ def outline(mark: Element, chart: Element) -> list[tuple[float, float]]:
     """(x, y) of the whole outline of what is drawn: of a dot its rim, of a band its edges."""
     pairs = lambda path: [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path.get("d"))]
     shapes = {f"#{path.get('id')}": path for path in chart.iter("path") if path.get("id")}
-    found = [pair for path in mark.iter("path") if not path.get("id") for pair in pairs(path)]
+    corners = [pair for path in mark.iter("path") if not path.get("id") for pair in pairs(path)]
     for use in mark.iter("use"):
         right, down = float(use.get("x")), float(use.get("y"))
-        found += [(x + right, y + down) for x, y in pairs(shapes[use.get("href")])]
-    return found
+        corners += [(x + right, y + down) for x, y in pairs(shapes[use.get("href")])]
+    return corners
 
 
 def clipped(mark: Element) -> bool:
@@ -90,10 +90,10 @@ def across(text: Element) -> tuple[float, float]:
 
 def horizontal(chart: Element) -> tuple[tuple[float, float], tuple[float, float]]:
     """(value, x) of the first and the last tick of the axis along x."""
-    found = []
+    ticks = []
     for tick in of_class(chart, "xtick"):
         label = next(tick.iter("text")).text.replace("\u2212", "-").replace(",", "")
-        found.append(
+        ticks.append(
             (float(label), points(next(node for node in tick if next(node.iter("path"), None) is not None))[0][0])
         )
-    return found[0], found[-1]
+    return ticks[0], ticks[-1]

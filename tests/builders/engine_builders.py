@@ -66,18 +66,18 @@ def trajectory(rng: np.random.Generator, length: int, step: int = 0) -> Trajecto
 
 
 def stored_responses(
-    asked: list[Question], rng: np.random.Generator, each: int, shortest: int = 2, longest: int = 23
+    chains: list[Question], rng: np.random.Generator, each: int, shortest: int = 2, longest: int = 23
 ) -> dict[Question, list[Trajectory]]:
     """Random stored trajectories, this many for each question."""
-    return {q: [trajectory(rng, int(n)) for n in rng.integers(shortest, longest + 1, each)] for q in asked}
+    return {q: [trajectory(rng, int(n)) for n in rng.integers(shortest, longest + 1, each)] for q in chains}
 
 
 def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | None = None) -> MixedBatch:
     """Real rollouts with made-up advantages, so that every group has a signal. The groups of the second half replay a
     trajectory beside this many fresh rollouts (None: K − 1)."""
     rng = np.random.default_rng(seed)
-    asked = questions(n)
-    plan = Plan(1, asked[: n // 2], asked[n // 2 :], {}, rollouts_per_replayed=beside)
+    chains = questions(n)
+    plan = Plan(1, chains[: n // 2], chains[n // 2 :], {}, rollouts_per_replayed=beside)
     groups = Verifier("modular_chain").grade_groups(engine.rollout(plan, K), engine.decode)
     rows = []
     for group in groups:

@@ -80,7 +80,7 @@ def rank(number: int, ranks: int, port: int, models: tuple[str, str], cells: dic
 
     to_dtype = theirs.convert_to_torch_dtype
     theirs.convert_to_torch_dtype = lambda name: torch.float32 if name == "fp32" else to_dtype(name)
-    found = {}
+    results = {}
     for name, cell in cells.items():
         expected = torch.load(Path(folder) / f"{cell['plain']}.pt", weights_only=False)
         try:
@@ -88,9 +88,9 @@ def rank(number: int, ranks: int, port: int, models: tuple[str, str], cells: dic
         except Exception:
             result = {"error": traceback.format_exc()}
         if number == 0:
-            found[name] = result
+            results[name] = result
             print(name, "error" if "error" in result else f"{result['micro_batches']} micro-batches", flush=True)
-            (Path(folder) / "found.json").write_text(json.dumps(found))
+            (Path(folder) / "found.json").write_text(json.dumps(results))
 
 
 def update(

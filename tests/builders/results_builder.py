@@ -77,13 +77,13 @@ def make_samples(key: str, questions: int, samples: int, skill: float, plain: bo
 
 
 def make_results(
-    folder: Path, asked: dict[str, tuple[int, int, int | None, int]], not_run=None, skill=0.5, seed=0, plain=("aime24",)
+    folder: Path, sizes: dict[str, tuple[int, int, int | None, int]], not_run=None, skill=0.5, seed=0, plain=("aime24",)
 ) -> dict:
-    """Write the folder. asked: benchmark -> (questions, rows, official rows, samples); not_run: benchmark -> reason."""
+    """Write the folder. sizes: benchmark -> (questions, rows, official rows, samples); not_run: benchmark -> reason."""
     missing = {key: {"title": TITLES[key], "reason": reason} for key, reason in (not_run or {}).items()}
-    every = [*asked, *missing]
+    every = [*sizes, *missing]
     files, facts = {}, {}
-    for key, (questions, rows, official, samples) in asked.items():
+    for key, (questions, rows, official, samples) in sizes.items():
         files[key] = SampleFile(folder / key / "samples.jsonl")
         files[key].write(make_samples(key, questions, samples, skill, key in plain, seed))
         group = next(group for group, keys in GROUPS.items() if key in keys)
@@ -126,6 +126,6 @@ def make_results(
         "started": "2026-03-01T10:00:00+00:00",
         "finished": "2026-03-01T10:21:07+00:00",
     }
-    results = summarise(folder.name, record, facts, missing, files, dict.fromkeys(asked, 12.3))
+    results = summarise(folder.name, record, facts, missing, files, dict.fromkeys(sizes, 12.3))
     write_json(folder / "results.json", results)
     return results

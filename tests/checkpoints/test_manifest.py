@@ -73,10 +73,10 @@ def test_a_damaged_file_is_named_with_the_way_on(damage, original, warm_model, t
     for name in FILES:
         run = shutil.copytree(original, tmp_path / "run")
         DAMAGE[damage](run / "checkpoint-4" / name)
-        said = refused(warm_model, run)
-        assert said.startswith(f"{run}/checkpoint-4/{name}: the "), said
-        assert SAYS[damage][name == "manifest.json"] in said
-        assert said.endswith("complete checkpoint with --resume-from checkpoint-2 instead of --resume"), said
+        message = refused(warm_model, run)
+        assert message.startswith(f"{run}/checkpoint-4/{name}: the "), message
+        assert SAYS[damage][name == "manifest.json"] in message
+        assert message.endswith("complete checkpoint with --resume-from checkpoint-2 instead of --resume"), message
         shutil.rmtree(run)
 
 
@@ -100,8 +100,8 @@ def test_a_checkpoint_of_another_run_is_refused(run, warm_model, tmp_path):
     go(warm_model, tmp_path / "other", resume=False)
     shutil.rmtree(run / "checkpoint-4")
     shutil.copytree(tmp_path / "other" / "checkpoint-4", run / "checkpoint-4")
-    said = refused(warm_model, run)
-    assert f"{run}/checkpoint-4 is of another run: its manifest.json names " in said
+    message = refused(warm_model, run)
+    assert f"{run}/checkpoint-4 is of another run: its manifest.json names " in message
     (tmp_path / "new").mkdir()
     shutil.copytree(run / "checkpoint-4", tmp_path / "new" / "checkpoint-4")
     go(warm_model, tmp_path / "new", "train.steps = 6")
@@ -150,8 +150,8 @@ def test_an_older_checkpoint_that_is_not_complete_is_not_recommended(run, warm_m
 def test_an_older_checkpoint_that_was_named_is_verified_in_turn(run, warm_model):
     flip(run / "checkpoint-2" / "model.safetensors")
     assert "checkpoint-2/model.safetensors: the content" in refused(warm_model, run, resume_from="checkpoint-2")
-    said = refused(warm_model, run, resume_from="checkpoint-3")
-    assert said == f"--resume-from checkpoint-3: {run} has no such checkpoint; it has checkpoint-2, checkpoint-4"
+    message = refused(warm_model, run, resume_from="checkpoint-3")
+    assert message == f"--resume-from checkpoint-3: {run} has no such checkpoint; it has checkpoint-2, checkpoint-4"
 
 
 def test_resumed_from_an_older_checkpoint_the_run_is_the_same_and_the_damaged_one_is_kept_aside(
@@ -259,7 +259,7 @@ def test_the_command_line_ends_with_one_line_and_status_2(run, warm_model):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"])
-def test_a_damaged_checkpoint_is_neither_evaluated_nor_trained_from(name, run, tmp_path):
+def test_a_damaged_checkpoint_is_neither_evaluated_nor_trained_from(name, run):
     checkpoint = run / "checkpoint-4"
     for load in (lambda path: PretrainedModel(path).prepare(), evaluated_model.load):
         load(str(checkpoint))
@@ -302,8 +302,8 @@ def test_a_run_is_not_resumed_on_a_base_model_of_which_one_value_has_changed(bin
     data = bytearray(file.read_bytes())
     data[-4095] ^= 1  # a small change of one value
     file.write_bytes(data)
-    said = refused(model, tmp_path / "run", binding)
-    assert said.startswith(f"{tmp_path / 'run' / 'checkpoint-2'}: the base model has changed since")
+    message = refused(model, tmp_path / "run", binding)
+    assert message.startswith(f"{tmp_path / 'run' / 'checkpoint-2'}: the base model has changed since")
     data[-4095] ^= 1
     file.write_bytes(data)
     assert go(model, tmp_path / "run", binding).steps == 4

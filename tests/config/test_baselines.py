@@ -58,8 +58,8 @@ def test_the_command_with_a_pretrained_model_gives_what_the_gin_files_say():
         r"python scripts/train\.py(?:.*\\\n)*.*7b\.gin(?:.*\\\n)*.*", (ROOT / "docs/baselines.md").read_text()
     )
     words = shlex.split(command.replace("\\\n", " "))
-    given = {option: [words[i + 1] for i, word in enumerate(words) if word == option] for option in ("--gin", "--set")}
-    x = config.load(given["--gin"], given["--set"])
+    values = {name: [words[i + 1] for i, word in enumerate(words) if word == name] for name in ("--gin", "--set")}
+    x = config.load(values["--gin"], values["--set"])
     assert isinstance(x.model, SupervisedModel)
     assert (x.model.model.path, x.model.learning_rate) == ("Elliott/Qwen2.5-Math-7B-16k-think", 1e-5)
     assert x.mixer.rho == 0
@@ -135,6 +135,6 @@ def test_the_recipe_of_su01_trains_and_does_what_it_says(warm_model, tmp_path):
     assert len(stored["question_id"]) > 4
     groups = list(zip(stored["question_id"], stored["step"], strict=True))
     assert len(set(groups)) == len(groups), "no group has given two"
-    known = pq.read_table(folder / "questions.parquet").to_pydict()
-    accuracies = zip(known["accuracy_numerator"], known["accuracy_denominator"], strict=True)
+    records = pq.read_table(folder / "questions.parquet").to_pydict()
+    accuracies = zip(records["accuracy_numerator"], records["accuracy_denominator"], strict=True)
     assert max(n / d for n, d in accuracies if n is not None) < 0.625

@@ -40,10 +40,6 @@ BESIDE = {
 }
 
 
-def options(command: str) -> list[str]:
-    return shlex.split(command.replace("\\\n", " "), comments=True)
-
-
 COMMANDS = [pytest.param(each, id=f"{page.stem}-{i}") for page in WITH_COMMANDS
             for i, each in enumerate(COMMAND.findall(page.read_text(encoding="utf-8")))]  # fmt: skip
 BINDINGS = sorted({each for page in PAGES for each in BINDING.findall(page.read_text(encoding="utf-8"))})
@@ -51,9 +47,9 @@ BINDINGS = sorted({each for page in PAGES for each in BINDING.findall(page.read_
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_describes_a_run(command: str) -> None:
-    words = options(command)
-    given = {name: [words[i + 1] for i, word in enumerate(words) if word == name] for name in ("--gin", "--set")}
-    x = config.load(given["--gin"], given["--set"])
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
+    values = {name: [words[i + 1] for i, word in enumerate(words) if word == name] for name in ("--gin", "--set")}
+    x = config.load(values["--gin"], values["--set"])
     if x.openrlhf is not None:
         flags.check(x.openrlhf.all_flags())
     program = (ROOT / "scripts" / "train.py").read_text(encoding="utf-8")

@@ -100,8 +100,8 @@ def test_planted_faults_are_named(tmp_path):
     assert "NCCL_SOCKET_IFNAME does not arrive at rank 0" in lines["environment"]
     assert "nats apart" in lines["logprobs"]
     assert "engine 0 differs in model.layers.1.mlp.down_proj.weight" in lines["sync"]
-    found = re.search(r"([\d.]+) % from the plain one.* norm ([\d.]+) of", lines["gradient"])
-    error, norm = found.groups()
+    match = re.search(r"([\d.]+) % from the plain one.* norm ([\d.]+) of", lines["gradient"])
+    error, norm = match.groups()
     assert float(error) > 20
     assert float(norm) < 0.9
 
@@ -127,16 +127,16 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
     model = ("--set", "Work.model = @PretrainedModel()", "--set", f"PretrainedModel.path = {str(raw_model)!r}")
     command = [sys.executable, str(ROOT / "scripts" / "train.py"), *layout, *model, "--out", str(tmp_path / "run")]
 
-    def said() -> str:
+    def messages() -> str:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 2
         assert "needs GPUs" in done.stderr, "nothing else stops it here"
         return done.stderr
 
-    assert "has not been examined on this host" in said()
+    assert "has not been examined on this host" in messages()
     flags = finding.layout_of(config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], []))
     finding.remember(flags, [Finding("versions", "ok", "")])
-    assert "has not been examined" not in said()
+    assert "has not been examined" not in messages()
     assert not finding.remembered({**flags, "ds.zero_stage": 3})
     ahead = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], ["train.generate_ahead = True"])
     assert not finding.remembered(finding.layout_of(ahead))
@@ -146,9 +146,9 @@ def test_training_says_where_a_layout_was_not_examined_and_only_there(raw_model,
 
 
 def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
-    found = machine.disk(tmp_path, 10**15, 2)
-    assert found.outcome == "failed"
-    assert "3,000,000.0 GB for 2 + 1 checkpoints of 1,000,000.0 GB" in found.measured
+    disk = machine.disk(tmp_path, 10**15, 2)
+    assert disk.outcome == "failed"
+    assert "3,000,000.0 GB for 2 + 1 checkpoints of 1,000,000.0 GB" in disk.measured
 
 
 def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(tmp_path, monkeypatch):
@@ -159,18 +159,18 @@ def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(t
     monkeypatch.setattr(machine.os, "sysconf", host.__getitem__)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    def examined(mebibytes: int) -> Finding:
+    def memory_of_gpu(mebibytes: int) -> Finding:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho 81559\necho {mebibytes}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
         return machine.memory(x, model)
 
     assert machine.memory(x, None).outcome == "skipped"
-    fits, small = examined(81559), examined(24564)
+    fits, small = memory_of_gpu(81559), memory_of_gpu(24564)
     assert (fits.outcome, small.outcome) == ("ok", "failed")
     assert "update 38.3, rollout 66.5 of 85.5 GB; 228 of this machine's 1000 GB" in fits.measured
     assert "vllm.gpu_memory_utilization = 0.6 of 25.8 GB" in small.measured
     host["SC_PHYS_PAGES"] = 10**8
-    assert examined(81559).outcome == "failed"
+    assert memory_of_gpu(81559).outcome == "failed"
 
 
 def test_a_driver_too_old_for_torchs_cuda_is_named_with_the_one_that_is_needed(tmp_path, monkeypatch):
@@ -179,10 +179,10 @@ def test_a_driver_too_old_for_torchs_cuda_is_named_with_the_one_that_is_needed(t
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    found = machine.driver()
-    assert found.outcome == "failed"
-    assert "550.54.15" in found.measured
-    assert "580" in found.remedy
+    driver = machine.driver()
+    assert driver.outcome == "failed"
+    assert "550.54.15" in driver.measured
+    assert "580" in driver.remedy
 
 
 def test_a_lock_that_a_killed_build_left_is_named(tmp_path, monkeypatch):
@@ -191,17 +191,17 @@ def test_a_lock_that_a_killed_build_left_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     assert machine.kernels(False).outcome == "skipped"
     lock.touch()
-    found = machine.kernels(False)
-    assert found.outcome == "failed"
-    assert f"rm {lock}" in found.remedy
+    kernels = machine.kernels(False)
+    assert kernels.outcome == "failed"
+    assert f"rm {lock}" in kernels.remedy
 
 
 def test_a_package_of_another_version_than_openrlhf_asks_for_is_named(monkeypatch):
     installed = lambda name: "0.18.0" if name == "deepspeed" else finding.version(name)
     monkeypatch.setattr(machine, "version", installed)
-    found = machine.versions()
-    assert found.outcome == "failed"
-    assert re.search(r"openrlhf needs deepspeed==\S+, installed is 0\.18\.0", found.measured)
+    versions = machine.versions()
+    assert versions.outcome == "failed"
+    assert re.search(r"openrlhf needs deepspeed==\S+, installed is 0\.18\.0", versions.measured)
 
 
 # -- the small model and its experiment -------------------------------------------------------------------------------

@@ -46,15 +46,15 @@ def test_the_same_run_writes_the_same_adapter_config(checkpoint):
 
 def test_an_adapter_is_evaluated_as_the_checkpoint_that_it_is_of(checkpoint, monkeypatch, tmp_path):
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
-    (found, prompts), (of_run, of_checkpoint) = (
+    (adapter, prompts), (of_run, of_checkpoint) = (
         evaluated_model.load(str(path)) for path in (checkpoint / "adapter", checkpoint)
     )
     assert prompts == of_checkpoint == {"template": "plain", "system": None}, "with the prompts of training"
-    assert (found.run, found.step, found.metrics_log) == (of_run.run, of_run.step, of_run.metrics_log)
-    merged, whole = load_file(Path(found.path) / "model.safetensors"), load_file(checkpoint / "model.safetensors")
-    assert merged.keys() == whole.keys()
-    assert all(torch.allclose(merged[name], whole[name], atol=1e-6, rtol=0) for name in whole)
-    assert evaluated_model.load(str(checkpoint / "adapter"))[0].path == found.path, "it is merged once"
+    assert (adapter.run, adapter.step, adapter.metrics_log) == (of_run.run, of_run.step, of_run.metrics_log)
+    merged, expected = load_file(Path(adapter.path) / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    assert merged.keys() == expected.keys()
+    assert all(torch.allclose(merged[name], expected[name], atol=1e-6, rtol=0) for name in expected)
+    assert evaluated_model.load(str(checkpoint / "adapter"))[0].path == adapter.path, "it is merged once"
 
 
 def test_an_adapter_without_its_base_model_is_refused_by_name(checkpoint, monkeypatch, tmp_path):

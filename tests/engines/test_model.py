@@ -56,11 +56,11 @@ def made(config: PretrainedConfig, dtype: torch.dtype = torch.float32, **more: s
 @torch.no_grad()
 def log_probs(model: PreTrainedModel, rows: Sequence[ForwardRow], **more: torch.Tensor) -> list[Measured]:
     """All rows in one, as the OpenRLHF actor packs them."""
-    whole = [torch.tensor([*row.prompt, *row.response.tolist()]) for row in rows]
+    sequences = [torch.tensor([*row.prompt, *row.response.tolist()]) for row in rows]
     positions = torch.cat([torch.arange(len(row)) for row in rows])[None]
-    logits = model(torch.cat(whole)[None], use_cache=False, **{"position_ids": positions, **more}).logits[0].float()
+    logits = model(torch.cat(sequences)[None], use_cache=False, **{"position_ids": positions, **more}).logits[0].float()
     parts = logits.log_softmax(-1).split([len(row) for row in rows])
-    of_tokens = (part[:-1].gather(1, ids[1:, None])[:, 0] for part, ids in zip(parts, whole, strict=True))
+    of_tokens = (part[:-1].gather(1, ids[1:, None])[:, 0] for part, ids in zip(parts, sequences, strict=True))
     return [Measured(part[len(row.prompt) - 1 :].numpy(), 0.0) for part, row in zip(of_tokens, rows, strict=True)]
 
 

@@ -185,22 +185,22 @@ def test_an_agent_file_of_openrlhf_is_played_as_it_is(warm_model):
     engine, groups = played(warm_model, agent, tokens=60)
     for group in groups:
         for one in group.rollouts:
-            asked = [text for own, text in parts(engine, one) if not own]
-            assert asked == [str(group.question.prompt)] * (one.turns - 1)
+            texts = [text for own, text in parts(engine, one) if not own]
+            assert texts == [str(group.question.prompt)] * (one.turns - 1)
             assert one.grade.logs == (("turns", one.turns),)
             assert one.turns == 3 or one.grade.correct
 
 
 @pytest.mark.parametrize(
-    ("bindings", "said"),
+    ("bindings", "message"),
     [
         (["ReplayMixer.only_sound = True"], "ReplayMixer.only_sound and Verifier.format need Environment.reward"),
         (["Verifier.format = 'boxed'"], "ReplayMixer.only_sound and Verifier.format need Environment.reward"),
         (["Work.experience = 'experts.jsonl'"], "a text does not say which of its tokens are an environment's"),
     ],
 )
-def test_what_an_environment_cannot_do_is_refused(bindings, said):
-    with pytest.raises(config.ConfigError, match=said):
+def test_what_an_environment_cannot_do_is_refused(bindings, message):
+    with pytest.raises(config.ConfigError, match=message):
         config.load(["toy.gin"], ["Environment.path = 'chain_calculator.py'", *bindings])
 
 

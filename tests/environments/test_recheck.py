@@ -68,11 +68,11 @@ def test_what_a_random_environment_said_it_says_again_with_the_episodes_seed_alo
 )
 def test_an_environment_that_answers_rewards_or_ends_otherwise_or_fails_is_noticed(step, changed, warm_model, tmp_path):
     engine, stored = trajectories(replace(CALCULATOR, path="chain_calculator.py"), warm_model)
-    asked = [pair for pair in stored if not pair[1].actions.all()]
+    pairs = [pair for pair in stored if not pair[1].actions.all()]
     path = tmp_path / "changed.py"
     path.write_text(WORLD.format(step=step, changed=changed))
     engine.player.environment = replace(CALCULATOR, path=str(path))
-    assert all(engine.outdated(asked))
+    assert all(engine.outdated(pairs))
 
 
 def test_with_a_verifier_the_environments_reward_does_not_count(warm_model, tmp_path):
@@ -107,8 +107,8 @@ def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(wa
     world.touch()
     path.write_text(path.read_text() + "\n")
     rows, after = run(6)
-    said = f"Environment.path: this file is not that of {folder / 'checkpoint-4'}, from which the run goes on"
-    assert [record.getMessage() for record in caplog.records].count(said) == 1
+    text = f"Environment.path: this file is not that of {folder / 'checkpoint-4'}, from which the run goes on"
+    assert [record.getMessage() for record in caplog.records].count(text) == 1
     assert rows[-1]["replay/outdated"] >= len(before)
     assert not {one.key for one in before} & {one.key for one in after}
 

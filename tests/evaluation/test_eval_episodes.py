@@ -64,14 +64,14 @@ def test_episodes_score_as_in_the_runs_own_evaluation(warm_model, tmp_path, play
 def test_an_interrupted_evaluation_ends_with_the_same_episodes(play, monkeypatch):
     """Of turns that are generated together, a chunk with a missing one is played again as a whole."""
     monkeypatch.setattr(episodes, "_TOGETHER", 8)
-    whole = (play() / "calculator" / "samples.jsonl").read_bytes()
+    content = (play() / "calculator" / "samples.jsonl").read_bytes()
     again = play(out="y") / "calculator" / "samples.jsonl"
-    assert again.read_bytes() == whole
-    lines = whole.splitlines(keepends=True)
+    assert again.read_bytes() == content
+    lines = content.splitlines(keepends=True)
     again.write_bytes(b"".join([*lines[:3], *lines[8:20]]) + lines[20][:30])
     (again.parents[1] / "results.json").unlink()
     play(out="y")
-    assert again.read_bytes() == whole
+    assert again.read_bytes() == content
     assert len({json.loads(line)["response"] for line in lines}) > 20, "each sample has its seed"
 
 
@@ -83,7 +83,7 @@ def test_the_verifier_grades_where_the_environment_does_not_and_can_grade_again(
     assert samples(out, "calculator") == before
 
 
-def test_regrading_keeps_the_verdicts_of_the_environment(play, bench, monkeypatch):
+def test_regrading_keeps_the_verdicts_of_the_environment(play, bench):
     out = play(count=1)
     before = samples(out, "calculator")
     assert {each["verdict"] for each in before} == {"correct", "wrong"}

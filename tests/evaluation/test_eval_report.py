@@ -20,7 +20,7 @@ from exgrpo_orlhf.evaluation.report import write_report
 from exgrpo_orlhf.evaluation.results_table import benchmark_row, interval, means
 from exgrpo_orlhf.evaluation.samples import VERDICTS, Line, choose
 
-ASKED = {"aime24": (30, 30, 30, 8), "amc": (10, 40, 83, 4), "math500": (90, 90, 90, 1)}
+SIZES = {"aime24": (30, 30, 30, 8), "amc": (10, 40, 83, 4), "math500": (90, 90, 90, 1)}
 NOT_RUN = {"gpqa": "gated: <needs> a token & a licence"}
 UNGRADED = ("timeout", "error")
 
@@ -28,8 +28,8 @@ UNGRADED = ("timeout", "error")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> list[Path]:
     root = tmp_path_factory.mktemp("results")
-    make_results(root / "first", ASKED, NOT_RUN, plain=("aime24", "math500"))
-    make_results(root / "second", {"aime24": ASKED["aime24"]}, {}, skill=0.2, seed=1, plain=("aime24",))
+    make_results(root / "first", SIZES, NOT_RUN, plain=("aime24", "math500"))
+    make_results(root / "second", {"aime24": SIZES["aime24"]}, {}, skill=0.2, seed=1, plain=("aime24",))
     return [root / "first", root / "second"]
 
 

@@ -40,9 +40,9 @@ def made(folder: Path, lines=LINES) -> SampleFile:
     return file
 
 
-def entry(group: str, of: list[str], whole: bool = True) -> dict:
+def entry(group: str, of: list[str], is_complete: bool = True) -> dict:
     counts = {"samples": 4, "questions": 3}
-    return {"title": group, "group": group, "of_group": of, "in_mean": True, "whole": whole, **counts}
+    return {"title": group, "group": group, "of_group": of, "in_mean": True, "whole": is_complete, **counts}
 
 
 def test_every_number_is_what_the_lines_say(tmp_path):
@@ -88,7 +88,7 @@ def test_macro_and_micro_means_and_those_that_are_named_for_more_than_was_run(tm
     absent = {"three": {"title": "Three", "group": "h", "reason": "no network"}}
     for part in (
         summarise("x", {}, facts, absent, files, {}),
-        summarise("x", {}, {**facts, "two": entry("g", ["one", "two"], whole=False)}, {}, files, {}),
+        summarise("x", {}, {**facts, "two": entry("g", ["one", "two"], is_complete=False)}, {}, files, {}),
     ):
         assert not part["complete"]
         assert "eval/avg" not in metrics(part)
@@ -108,7 +108,7 @@ def test_intervals_do_not_depend_on_what_stands_beside_a_benchmark(tmp_path):
 # -- benchmarks of a user's own ----------------------------------------------------------------------------------------
 
 
-ASKED = {"math500": (12, 12, 12, 1), "arc_c": (8, 8, 8, 1)}
+SIZES = {"math500": (12, 12, 12, 1), "arc_c": (8, 8, 8, 1)}
 
 
 def block(folder: Path, name: str, **more: str) -> Path:
@@ -121,7 +121,7 @@ def block(folder: Path, name: str, **more: str) -> Path:
 
 def beside(folder: Path, **own: object) -> dict:
     """Results with GPQA as if it were a user's own benchmark."""
-    results = make_results(folder, {**ASKED, "gpqa": (5, 5, 5, 1)})
+    results = make_results(folder, {**SIZES, "gpqa": (5, 5, 5, 1)})
     facts = results["benchmarks"]
     facts["gpqa"] |= {"in_mean": False, "group": "own", "of_group": ["gpqa"], **own}
     facts["arc_c"]["of_group"] = ["arc_c"]
@@ -129,14 +129,14 @@ def beside(folder: Path, **own: object) -> dict:
     return summarise(results["name"], results["record"], facts, {}, files, {})
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_benchmark_beside_the_suite_leaves_every_mean_of_it_as_it_was(tmp_path, whole):
-    alone, more = make_results(tmp_path / "a", ASKED), beside(tmp_path / "b", whole=whole)
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_benchmark_beside_the_suite_leaves_every_mean_of_it_as_it_was(tmp_path, is_complete):
+    alone, more = make_results(tmp_path / "a", SIZES), beside(tmp_path / "b", whole=is_complete)
     for name in ("macro", "micro"):
         assert more["means"][name] == alone["means"][name]
     logged = metrics(more)
     assert all(logged[name] == value for name, value in metrics(alone).items())
-    assert ("eval/avg_own" in logged) == whole
+    assert ("eval/avg_own" in logged) == is_complete
     covered = {name: over for name, _, over in means(more)}
     assert "over 2 of 2: MATH-500, ARC-c; not in it: GPQA-Diamond" in covered["macro mean"]
     assert "20 questions" in covered["micro mean"]
@@ -144,7 +144,7 @@ def test_a_benchmark_beside_the_suite_leaves_every_mean_of_it_as_it_was(tmp_path
 
 
 def test_benchmarks_of_ones_own_alone_have_a_mean(tmp_path):
-    results = make_results(tmp_path, ASKED)
+    results = make_results(tmp_path, SIZES)
     facts = {name: {**entry, "in_mean": False} for name, entry in results["benchmarks"].items()}
     files = {name: SampleFile(tmp_path / name / "samples.jsonl") for name in facts}
     assert summarise("x", {}, facts, {}, files, {})["means"] == results["means"]
@@ -152,8 +152,8 @@ def test_benchmarks_of_ones_own_alone_have_a_mean(tmp_path):
 
 def test_a_comparison_has_the_same_mean_with_a_benchmark_beside_the_suite(tmp_path):
     for name, skill in (("a", 0.3), ("b", 0.6)):
-        make_results(tmp_path / name, ASKED, skill=skill)
-        more = make_results(tmp_path / f"{name}2", {**ASKED, "gpqa": (5, 5, 5, 1)}, skill=skill)
+        make_results(tmp_path / name, SIZES, skill=skill)
+        more = make_results(tmp_path / f"{name}2", {**SIZES, "gpqa": (5, 5, 5, 1)}, skill=skill)
         more["benchmarks"]["gpqa"]["in_mean"] = False
         write_json(tmp_path / f"{name}2" / "results.json", more)
     before = compare(tmp_path / "a", tmp_path / "b")

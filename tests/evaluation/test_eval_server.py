@@ -57,10 +57,10 @@ def serving(answer: Callable[[str, dict[str, Any], int], Answer]) -> Iterator[Se
             server.keys.add(headers["authorization"])
             server.running += 1
             server.most_running = max(server.most_running, server.running)
-        given = server.answer(path, content, before)
+        result = server.answer(path, content, before)
         with server.lock:
             server.running -= 1
-        return text_of(given)
+        return text_of(result)
 
     with http_server(reply) as address:
         server.url = f"{address}/v1"

@@ -22,7 +22,7 @@ PUBLISHED = read_paper(ROOT / "evals" / "paper.toml")
 PAPER = replace(PUBLISHED, questions={})  # the sets made here have 12 questions
 BACKBONE = "Qwen2.5-Math-7B"
 TABLES = {None: 26, "table3": 3, "table6": 8, "table6_repo": 1, "table7": 1, "table9": 3}  # rows
-WHOLE = {key: (12, 12, 12, PAPER.samples[key]) for key in TITLES}
+SIZES = {key: (12, 12, 12, PAPER.samples[key]) for key in TITLES}
 PARTLY = {"aime24": (12, 12, 12, 32), "aime25": (5, 12, 12, 32), "amc": (10, 10, 83, 4), "arc_c": (12, 12, 12, 1)}
 RATES = ("truncated", "no_answer", "timeout", "error")
 REASONS = {key: f"no {key} here" for key in TITLES if key not in PARTLY}
@@ -66,7 +66,7 @@ def test_every_benchmark_has_a_line_with_its_numbers_and_no_mean_hides_what_is_m
 
 
 def test_a_complete_suite_has_no_remarks(tmp_path):
-    text = terminal(make_results(tmp_path / "mine", WHOLE))
+    text = terminal(make_results(tmp_path / "mine", SIZES))
     assert "over 9 of 9" in line_of(text, "macro mean")
     assert "over 6 of 6" in line_of(text, "math mean")
     assert not re.search("in part|without|Not run|Notes", text)
@@ -161,7 +161,7 @@ def test_runs_of_a_suite_stand_below_the_papers_rows_and_several_seeds_become_a_
 
 
 def test_a_whole_run_stands_beside_the_paper_with_its_averages(tmp_path):
-    results = make_results(tmp_path / "mine", WHOLE)
+    results = make_results(tmp_path / "mine", SIZES)
     text = markdown(results, PAPER)
     ours = cells(text, "**mine, step 120**")
     values = [results["benchmarks"][key]["avg"]["value"] for key in TITLES]
@@ -198,7 +198,7 @@ def test_what_was_run_in_part_or_otherwise_has_a_star_and_makes_no_average(tmp_p
     ],
 )
 def test_other_sampling_or_another_set_marks_the_column_and_its_average(tmp_path, field, value, note):
-    results = make_results(tmp_path / "mine", WHOLE)
+    results = make_results(tmp_path / "mine", SIZES)
     if field:
         results["benchmarks"]["gpqa"][field] = value
     text = markdown(results, PAPER if field else replace(PAPER, questions={"gpqa": 198}))
@@ -209,7 +209,7 @@ def test_other_sampling_or_another_set_marks_the_column_and_its_average(tmp_path
 
 
 def test_a_name_cannot_break_the_table_and_the_plain_recipes_score_stands_below(tmp_path):
-    results = make_results(tmp_path / "mine", WHOLE)
+    results = make_results(tmp_path / "mine", SIZES)
     results["record"]["model"]["run"] = "a|b"
     text = markdown(results, PUBLISHED)
     assert "- Olympiad: 12 questions, 675 in the paper's file." in text

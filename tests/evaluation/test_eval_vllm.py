@@ -148,15 +148,15 @@ def test_episodes_are_those_of_transformers(engine, folder, tmp_path):
         PromptEncoder(Prompts("plain"), tokenizer),
         60,
     )
-    asked = {("set", row): Question.make("set", f"{row}-and-some-more", "") for row in range(16)}
+    questions = {("set", row): Question.make("set", f"{row}-and-some-more", "") for row in range(16)}
     requests = [
         replace(request(0, 0.0, 60), key=(*key, 0), prompt_ids=tuple(player.prompts.encode(one)), stop=stop)
-        for key, one in asked.items()
+        for key, one in questions.items()
     ]
     here = TransformersEngine(str(folder), tokenizer, device="cpu", dtype="float32", threads=1, rows=16)
     try:
         by_vllm, by_transformers = (
-            texts(all_responses(EpisodeEngine(each, {"set": player}, asked), requests)) for each in (engine, here)
+            texts(all_responses(EpisodeEngine(each, {"set": player}, questions), requests)) for each in (engine, here)
         )
     finally:
         close_episodes()  # the test of what stays behind comes later

@@ -164,6 +164,6 @@ def test_the_papers_rows_are_asked_in_training_and_evaluation_as_such_a_template
         requests = builder.requests([replace(benchmark, rows=tuple(benchmark.rows[q.meta["row"]] for q in rows))])
         return [request.prompt for request in requests]
 
-    asked = [question.prompt[1][1].strip() for question in rows]
-    assert texts(None) == [asks(DEFAULT, question) for question in asked], "as in the official evaluation"
-    assert texts(system) == [asks(system, question) for question in asked], "as in training"
+    question_texts = [question.prompt[1][1].strip() for question in rows]
+    assert texts(None) == [asks(DEFAULT, question) for question in question_texts], "as in the official evaluation"
+    assert texts(system) == [asks(system, question) for question in question_texts], "as in training"

@@ -327,7 +327,7 @@ def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, cha
     chains("--limit", 70, "--rows", 1)
 
 
-def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path, monkeypatch):
+def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path):
     file = SampleFile(tmp_path / "x" / "samples.jsonl")
     file.append([line(0, 0, "correct")])
     before = file.path.read_bytes()

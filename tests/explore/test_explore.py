@@ -211,7 +211,7 @@ def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
     assert Path(there).read_bytes() == (folder / "explore.html").read_bytes()
 
 
-def test_a_page_that_cannot_be_made_does_not_stop_training(run, tmp_path, monkeypatch, caplog):
+def test_a_page_that_cannot_be_made_does_not_stop_training(tmp_path, monkeypatch, caplog):
     sender = tracker(tmp_path, tmp_path, monkeypatch)
     page = RunPage(tmp_path, sender, [], str)
     page.refresh(ReplayBuffer(RetirementPolicy()), 0, last=True)

@@ -237,35 +237,35 @@ def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "message"),
     [
         ("config.json", "transformers cannot read its configuration or its tokenizer: "),
         ("tokenizer*", "there is no tokenizer in this folder"),
     ],
 )
-def test_a_folder_without_configuration_or_tokenizer_is_named_with_its_binding(file, tmp_path, missing, said):
-    whole = PretrainedModel(str(file), cache=str(tmp_path / "cache")).prepare()
-    folder = shutil.copytree(whole, tmp_path / "model", ignore=shutil.ignore_patterns("manifest.json"))
+def test_a_folder_without_configuration_or_tokenizer_is_named_with_its_binding(file, tmp_path, missing, message):
+    original = PretrainedModel(str(file), cache=str(tmp_path / "cache")).prepare()
+    folder = shutil.copytree(original, tmp_path / "model", ignore=shutil.ignore_patterns("manifest.json"))
     assert PretrainedModel(str(folder)).prepare() == str(folder)
     for path in folder.glob(missing):
         path.unlink()
-    with pytest.raises(ValueError, match=rf"PretrainedModel\.path = '{folder}': {said}"):
+    with pytest.raises(ValueError, match=rf"PretrainedModel\.path = '{folder}': {message}"):
         PretrainedModel(str(folder)).prepare()
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (httpx.ConnectError("[Errno -2] Name or service not known"), ".*not known"),
         (OSError("a proxy said no"), "a proxy said no"),
         (None, ""),
     ],
 )
-def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, said, monkeypatch, tmp_path):
-    asked = []
+def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, message, monkeypatch):
+    requests = []
 
     def model_info(self, name, *, timeout):
-        asked.append((name, timeout))
+        requests.append((name, timeout))
         if error:
             raise error
         return "what the hub knows of it"
@@ -277,12 +277,12 @@ def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, s
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", late)
     cached = r"not in the cache \(hf download Qwen/Qwen2\.5-Mth-7B\)"
-    why = rf"no folder of that name, {cached}, and no model from the hub: {said}"
-    said = why if error else "transformers cannot read its config"
-    with pytest.raises(ValueError, match=rf"PretrainedModel\.path = 'Qwen/Qwen2\.5-Mth-7B': {said}") as raised:
+    why = rf"no folder of that name, {cached}, and no model from the hub: {message}"
+    message = why if error else "transformers cannot read its config"
+    with pytest.raises(ValueError, match=rf"PretrainedModel\.path = 'Qwen/Qwen2\.5-Mth-7B': {message}") as raised:
         PretrainedModel("Qwen/Qwen2.5-Mth-7B").prepare()
     assert "\n" not in str(raised.value)
-    assert asked == [("Qwen/Qwen2.5-Mth-7B", 10)]
+    assert requests == [("Qwen/Qwen2.5-Mth-7B", 10)]
 
 
 def test_what_is_no_hub_id_is_refused_without_a_request(monkeypatch):

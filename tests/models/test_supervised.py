@@ -286,9 +286,9 @@ def test_a_signal_finishes_the_step_and_saves_it(made, raw_model, tmp_path, capf
     process = run_process(tmp_path, raw_model, 4, None, number)
     process.join()
     assert process.exitcode == (1 if number == signal.SIGINT else -number)
-    said = capfd.readouterr().err
-    assert "supervised start: stopped after step 4 of 10; the same command goes on from there" in said
-    assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
+    output = capfd.readouterr().err
+    assert "supervised start: stopped after step 4 of 10; the same command goes on from there" in output
+    assert ("KeyboardInterrupt" in output) == (number == signal.SIGINT)
     folder = supervised(raw_model, tmp_path).prepare()
     assert "going on after step 4" in capfd.readouterr().err
     assert same(weights(folder), weights(made))
@@ -310,7 +310,7 @@ def test_progress_says_step_loss_and_time_left(raw_model, tmp_path, monkeypatch,
     clock = iter(range(0, 1000, 6))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     supervised(raw_model, tmp_path).prepare()
-    said = capsys.readouterr().err
-    assert "supervised start: 20 examples, 10 steps of 4 on cpu" in said
-    assert "supervised start: step 1 of 10, loss " in said
-    assert "54 s left" in said
+    output = capsys.readouterr().err
+    assert "supervised start: 20 examples, 10 steps of 4 on cpu" in output
+    assert "supervised start: step 1 of 10, loss " in output
+    assert "54 s left" in output

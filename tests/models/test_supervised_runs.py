@@ -46,9 +46,9 @@ def go(model: Path, folder: Path, name: str, *more: str, run: str | None = None,
 def logged(folder: Path, run: Path, metric: str) -> list[tuple[int, float]]:
     """What MLflow has of a metric, in the run of this folder. There is one such run."""
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    found = client.search_runs(["1"], f"attributes.run_name = '{run.name}'")
-    assert len(found) == 1
-    return [(each.step, each.value) for each in client.get_metric_history(found[0].info.run_id, metric)]
+    runs = client.search_runs(["1"], f"attributes.run_name = '{run.name}'")
+    assert len(runs) == 1
+    return [(each.step, each.value) for each in client.get_metric_history(runs[0].info.run_id, metric)]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def sft_rl(warm_model, folder) -> Path:
     return go(warm_model, folder, "sft_rl", "train.steps = 2")
 
 
-def test_a_run_of_no_steps_evaluates_and_saves_the_supervised_model(sft, folder, warm_model, run_script):
+def test_a_run_of_no_steps_evaluates_and_saves_the_supervised_model(sft, folder, run_script):
     [row] = rows(sft)
     assert row["step"] == 0
     assert row["eval/lucky_guess_rate"] >= 0
@@ -76,7 +76,7 @@ def test_a_run_of_no_steps_evaluates_and_saves_the_supervised_model(sft, folder,
     assert json.loads((folder / "results" / "results.json").read_text())["benchmarks"]["chains"]["questions"] == 4
 
 
-def test_a_run_of_no_steps_is_resumed_without_doing_anything_and_can_be_made_longer(sft, folder, warm_model, tmp_path):
+def test_a_run_of_no_steps_is_resumed_without_doing_anything_and_can_be_made_longer(sft, folder, warm_model):
     before = (sft / "metrics.jsonl").read_bytes()
     go(warm_model, folder, "sft", resume=True)
     assert (sft / "metrics.jsonl").read_bytes() == before

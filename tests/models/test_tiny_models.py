@@ -196,12 +196,12 @@ def test_a_warm_up_teaches_the_form_of_chains_asked_together():
     """Greedy responses are the reasoning of each chain, with the model's own values, then all results."""
     model = replace(TINY, steps=600, batch_size=32, width=96, layers=3, operands=(2,), together=3, preset="weak")
     network, tokenizer = model._warmed_up(), chain_tokenizer()
-    asked = ModularChains(count=40, operands=(2,), together=3).load()
-    prompts = tokenizer([question.prompt for question in asked], return_tensors="pt")  # of one length
+    questions = ModularChains(count=40, operands=(2,), together=3).load()
+    prompts = tokenizer([question.prompt for question in questions], return_tensors="pt")  # of one length
     written = network.generate(**prompts, max_new_tokens=32, do_sample=False)
     responses = tokenizer.batch_decode(written[:, prompts.input_ids.shape[1] :], skip_special_tokens=True)
     formed = 0
-    for question, response in zip(asked, responses, strict=True):
+    for question, response in zip(questions, responses, strict=True):
         values = re.findall(r"=([0-9]);", response)
         chains = question.prompt[:-1].split(";")
         form = [f"{chain}={value};#{value};" for chain, value in zip(chains, values, strict=False)]
@@ -219,13 +219,13 @@ def test_presets_say_what_is_taught():
 def test_only_responses_of_training_questions_are_learnt(prepared_gym):
     ids, labels, shortest = replace(GYM, batch_size=64)._batch(np.random.default_rng(0))
     tokenizer = AutoTokenizer.from_pretrained(prepared_gym)
-    taught = {q.prompt: answer for q, answer in ReasoningGym(GYM.tasks, GYM.settings, GYM.count).examples()}
+    solutions = {q.prompt: answer for q, answer in ReasoningGym(GYM.tasks, GYM.settings, GYM.count).examples()}
     assert ids.shape == labels.shape
     lengths = set()
     for row, label in zip(ids, labels, strict=True):
         prompt = tokenizer.decode(row[: int((label >= 0).int().argmax())])
         learnt = tokenizer.decode(label[label >= 0])
-        assert learnt == taught[prompt] + END
+        assert learnt == solutions[prompt] + END
         assert tokenizer.decode(row) == prompt + learnt + PAD * int((row == tokenizer.pad_token_id).sum())
         lengths.add(len(prompt))
     assert len(lengths) > 1

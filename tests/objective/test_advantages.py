@@ -39,22 +39,22 @@ def test_the_std_may_be_that_of_all_gradable_rewards_of_the_batch():
 def test_the_baseline_may_be_the_mean_of_the_others():
     rewards, gradable = [[1.0, 0.0, 0.5, 9.0], [0.1, 0.1, 0.1, 0.1]], [[True, True, True, False], [True] * 4]
     expected = [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0]
-    found = advantages(rewards, gradable, baseline="leave_one_out")
-    assert found[0] == pytest.approx(expected)
-    assert found[1] == [0.0] * 4
+    rows = advantages(rewards, gradable, baseline="leave_one_out")
+    assert rows[0] == pytest.approx(expected)
+    assert rows[1] == [0.0] * 4
 
 
 @pytest.mark.parametrize("scale_by_std", [False, True])
 def test_an_ungradable_row_gets_nothing_and_is_out_of_the_mean_and_the_std(scale_by_std):
     rewards = [[1.0, 0.0, math.nan, 0.5], [9.0, 0.0, 1.0, 0.0]]
     gradable = [[True, True, False, True], [False, True, True, True]]
-    found = advantages(rewards, gradable, scale_by_std=scale_by_std)
-    for row, present in zip(found, ([0, 1, 3], [1, 2, 3]), strict=True):
-        rest = rewards[found.index(row)]
+    rows = advantages(rewards, gradable, scale_by_std=scale_by_std)
+    for row, present in zip(rows, ([0, 1, 3], [1, 2, 3]), strict=True):
+        rest = rewards[rows.index(row)]
         (expected,) = advantages([[rest[i] for i in present]], scale_by_std=scale_by_std)
         assert [row[i] for i in present] == pytest.approx(expected)
         assert sum(row) == pytest.approx(0)
-    assert found[0][2] == found[1][0] == 0
+    assert rows[0][2] == rows[1][0] == 0
 
 
 @pytest.mark.parametrize("scale_by_std", [False, True])

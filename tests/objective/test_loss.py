@@ -188,9 +188,9 @@ def test_the_gradient_of_a_truncated_token_is_that_of_the_weight_with_its_factor
 def test_a_bound_changes_nothing_to_the_bit_where_it_does_not_apply(shaping, replayed, one, other):
     """replayed: what all rows are; None: some of each"""
     rows = [row if replayed is None else replace(row, replayed=replayed) for row in random_rows()]
-    expected, found = (evaluated(MixedPolicyLoss(shaping=shaping, **settings), rows) for settings in (one, other))
-    assert found[0] == expected[0]
-    assert torch.equal(found[1], expected[1])
+    expected, result = (evaluated(MixedPolicyLoss(shaping=shaping, **settings), rows) for settings in (one, other))
+    assert result[0] == expected[0]
+    assert torch.equal(result[1], expected[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -54,10 +54,10 @@ def test_an_ungradable_row_cannot_poison_loss_or_gradient(field, bad, coefs):
     loss, rows = MixedPolicyLoss(entropy_coef=coefs[0], kl_coef=coefs[1]), random_rows()
     poisoned = [*rows[:5], replace(rows[5], **{field: [bad] * len(rows[5].logprobs)}), *rows[6:]]
     for dtype in (torch.float64, torch.float32):
-        expected, found = (evaluated(loss, part, dtype=dtype) for part in (rows, poisoned))
-        assert found[0] == expected[0]
-        assert torch.equal(found[1], expected[1])
-        assert torch.equal(found[2], expected[2])
+        expected, result = (evaluated(loss, part, dtype=dtype) for part in (rows, poisoned))
+        assert result[0] == expected[0]
+        assert torch.equal(result[1], expected[1])
+        assert torch.equal(result[2], expected[2])
 
 
 @pytest.mark.parametrize("coefs", [(0.0, 0.0), (0.01, 0.05)])

@@ -51,13 +51,13 @@ def gradients(outputs, leaves, use=(True, True)):
 def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bias):
     hidden, weight, offsets, targets = inputs(bias=bias)
     leaves = [hidden, weight, offsets] if bias else [hidden, weight]
-    found = chunked(hidden, weight, offsets, targets, temperature, chunk)
+    outputs = chunked(hidden, weight, offsets, targets, temperature, chunk)
     expected = plain(hidden, weight, offsets, targets, temperature)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(outputs, expected, strict=True):
         assert a.dtype == torch.float32
         assert a.shape == (N,)
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
-    for a, b in zip(gradients(found, leaves), gradients(expected, leaves), strict=True):
+    for a, b in zip(gradients(outputs, leaves), gradients(expected, leaves), strict=True):
         assert a.dtype == torch.float32
         # two logits of up to 18.5, sums of H products, over the lowest temperature: 2 · 8 · 2^-24 · 18.5 / 0.6
         assert torch.allclose(a, b, rtol=1e-5, atol=3e-5)
@@ -68,9 +68,9 @@ def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bi
 def test_one_output_used_alone_has_the_plain_gradient(use, temperature):
     hidden, weight, offsets, targets = inputs(torch.float64)
     leaves = [hidden, weight, offsets]
-    found = gradients(chunked(hidden, weight, offsets, targets, temperature), leaves, use)
+    slopes = gradients(chunked(hidden, weight, offsets, targets, temperature), leaves, use)
     expected = gradients(plain(hidden, weight, offsets, targets, temperature), leaves, use)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(slopes, expected, strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
@@ -81,8 +81,8 @@ def test_only_the_inputs_that_need_a_gradient_get_one(wanted):
     for i in wanted:
         leaves[i].requires_grad_()
     needed = [leaves[i] for i in wanted]
-    found = gradients(chunked(*leaves, targets, 0.7), needed)
-    for a, b in zip(found, gradients(plain(*leaves, targets, 0.7), needed), strict=True):
+    slopes = gradients(chunked(*leaves, targets, 0.7), needed)
+    for a, b in zip(slopes, gradients(plain(*leaves, targets, 0.7), needed), strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
@@ -91,12 +91,12 @@ def test_bfloat16_inputs_give_float32_values_and_close_bfloat16_gradients(chunk)
     """Against float32 from the same rounded inputs: one rounding of the logits and one of the gradient, no more."""
     low = inputs(torch.bfloat16)
     high = [tensor.detach().float().requires_grad_() for tensor in low[:3]]
-    found, expected = chunked(*low, chunk=chunk), plain(*high, low[3])
-    for a, b in zip(found, expected, strict=True):
+    outputs, expected = chunked(*low, chunk=chunk), plain(*high, low[3])
+    for a, b in zip(outputs, expected, strict=True):
         assert a.dtype == torch.float32
         # two logits of up to 18.5, each rounded by 2^-8 of it at most
         torch.testing.assert_close(a, b, rtol=0, atol=2 * 2**-8 * 18.5)
-    for a, b in zip(gradients(found, list(low[:3])), gradients(expected, high), strict=True):
+    for a, b in zip(gradients(outputs, list(low[:3])), gradients(expected, high), strict=True):
         assert a.dtype == torch.bfloat16
         assert (a.float() - b).norm() < 0.02 * b.norm()
 
@@ -205,13 +205,13 @@ def test_a_thousand_blocks_are_as_exact_as_one(temperature):
     targets = torch.randint(v, (n,), generator=generator)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = plain(*exact, targets, temperature)
-    found = token_stats(*leaves[:2], targets, bias=leaves[2], temperature=temperature, chunk_elements=1)
+    outputs = token_stats(*leaves[:2], targets, bias=leaves[2], temperature=temperature, chunk_elements=1)
     # A logit less a log-sum of about 12: four roundings of up to 12 · 2^-24, also in the probabilities of the gradient.
     # Three times that for another CPU's order of sums.
     bound = 3 * 4 * 12 * 2**-24
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(outputs, expected, strict=True):
         assert (a - b).abs().max() < bound
-    for a, b in zip(gradients(found, leaves), gradients(expected, exact), strict=True):
+    for a, b in zip(gradients(outputs, leaves), gradients(expected, exact), strict=True):
         assert (a - b).norm() < bound * b.norm()
 
 

@@ -208,8 +208,8 @@ def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path, raw_model,
     left_out = [question for question in source.questions.load() if question not in kept]
     assert {len(question.prompt) for question in kept} == {4}
     assert {len(question.prompt) for question in left_out} == {14}
-    said = f"{len(kept)} of 27 questions kept, {len(left_out)} longer than Prompts.max_tokens = 8 left out (the longest"
-    assert f"LengthFilter: {said} has 14 tokens)" in caplog.text
+    text = f"{len(kept)} of 27 questions kept, {len(left_out)} longer than Prompts.max_tokens = 8 left out (the longest"
+    assert f"LengthFilter: {text} has 14 tokens)" in caplog.text
 
 
 def test_a_filter_that_leaves_nothing_or_misses_a_part_is_refused(tmp_path, raw_model):

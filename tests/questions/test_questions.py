@@ -68,8 +68,8 @@ def test_json_numbers_stay_as_they_are_written(tmp_path):
 
 
 def test_a_line_separator_inside_a_question_does_not_end_its_line(tmp_path):
-    asked = "first\u2028second\x0bthird\x85fourth"
-    assert jsonl(tmp_path / "q.jsonl", (asked, "1")).load()[0].prompt == asked
+    prompt = "first\u2028second\x0bthird\x85fourth"
+    assert jsonl(tmp_path / "q.jsonl", (prompt, "1")).load()[0].prompt == prompt
 
 
 def test_csv_is_read_as_written_with_dots_in_names_and_a_byte_order_mark(tmp_path):
@@ -143,8 +143,8 @@ def test_limit_counts_distinct_questions_and_looks_no_further(tmp_path):
 
 def test_a_torn_parquet_file_is_named(tmp_path):
     config = parquet(tmp_path / "q.parquet", verl_row())
-    whole = Path(config.path).read_bytes()
-    for torn in (whole[:-20], b"", b"PAR1 and no more", whole[:40] + bytes(200) + whole[240:]):
+    content = Path(config.path).read_bytes()
+    for torn in (content[:-20], b"", b"PAR1 and no more", content[:40] + bytes(200) + content[240:]):
         Path(config.path).write_bytes(torn)
         with pytest.raises(ValueError, match=r"q\.parquet: cannot be read as parquet .*make it again"):
             config.load()
@@ -211,8 +211,8 @@ NO_FIELD = r"line 1: no field 'answer', there are question, gold; set QuestionFi
             for prompt, message in PROMPTS.items()
         ),
         *(
-            (f'{{"question": "a", "answer": {given}}}\n'.encode(), "line 1: field 'answer' is .* a gold answer is text")
-            for given in ("null", "true", '""', "[null]")
+            (f'{{"question": "a", "answer": {gold}}}\n'.encode(), "line 1: field 'answer' is .* a gold answer is text")
+            for gold in ("null", "true", '""', "[null]")
         ),
         (b"", "holds no questions"),
     ],

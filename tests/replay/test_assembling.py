@@ -97,15 +97,15 @@ def test_advantages_are_over_the_stored_row_and_the_few_or_k_minus_one_beside_it
         assert (len(replayed), batch.width) == (n + 1, K)
         assert [row.trajectory is not None for row in replayed] == [False] * n + [True]
         rewards = [*(REWARDS[verdict] for verdict in verdicts), 1.0]
-        known = [r for r in rewards if r is not None]
-        mean = sum(known) / len(known)
+        numbers = [r for r in rewards if r is not None]
+        mean = sum(numbers) / len(numbers)
         assert [r.advantage for r in replayed] == pytest.approx([0 if r is None else r - mean for r in rewards])
         assert [row.in_loss for row in replayed] == [r is not None for r in rewards]
 
 
 def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs():
-    short, whole, buffer = mixer(8, fresh_beside=1), mixer(8), filled(20)
-    plans = [m.plan(source(), buffer, 1) for m in (short, whole)]
+    short, default, buffer = mixer(8, fresh_beside=1), mixer(8), filled(20)
+    plans = [m.plan(source(), buffer, 1) for m in (short, default)]
     assert ids_of(plans[0]) == ids_of(plans[1])
     assert [plan.rollout_counts(K) for plan in plans] == [[K] * 4 + [1] * 4, [K] * 4 + [K - 1] * 4]
     groups = [group(["correct"], q, replayed=True) for q in plans[0].replayed] + [group(["correct"] * K, QUESTIONS[39])]
@@ -130,9 +130,9 @@ def test_the_stored_success_takes_the_place_of_the_worst_row_and_of_equal_ones_o
         assert [row.token_ids.tolist() for row in rows] == [[8, 8] if i == place else [i + 1, 9] for i in range(K)]
         assert [i for i, row in enumerate(rows) if row.trajectory is not None] == [place]
         rewards = [1.0 if i == place else REWARDS[verdict] for i, verdict in enumerate(verdicts)]
-        known = [r for r in rewards if r is not None]
-        mean = sum(known) / len(known)
-        expected = [0 if r is None or len(known) < 2 else r - mean for r in rewards]
+        numbers = [r for r in rewards if r is not None]
+        mean = sum(numbers) / len(numbers)
+        expected = [0 if r is None or len(numbers) < 2 else r - mean for r in rewards]
         assert [row.advantage for row in rows] == pytest.approx(expected)
         assert batch.groups[0].correct == verdicts.count("correct"), "its accuracy is that of all K"
 

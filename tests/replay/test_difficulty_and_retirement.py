@@ -75,8 +75,8 @@ def test_adaptive_levels_are_those_of_every_candidates_mean_rank(quantiles):
 def test_unsolved_and_solved_candidates_are_levels_of_their_own_and_do_not_move_the_others():
     few = {Fraction(k, 8): 3 for k in range(1, 7)}
     adapted = THIRDS.adapted(candidates({**few, Fraction(0): 300, Fraction(1): 500}))
-    found = [adapted.level(Fraction(k, 8)) for k in range(9)]
-    assert found == ["unsolved", "hard", "hard", "medium", "medium", "easy", "easy", "easy", "solved"]
+    levels = [adapted.level(Fraction(k, 8)) for k in range(9)]
+    assert levels == ["unsolved", "hard", "hard", "medium", "medium", "easy", "easy", "easy", "solved"]
 
 
 def test_adaptive_levels_do_not_depend_on_order_or_history():

@@ -98,9 +98,9 @@ def test_groups_all_wrong_and_all_correct_make_place_for_exactly_as_many_new_que
 
 def test_no_question_is_sampled_twice_in_a_step_also_where_the_epoch_ends():
     _, sampled = sample(rolls := Rolls({}, otherwise=0), max_rounds=50, fresh=6, replayed=2)
-    asked = [q.id for p in rolls.plans for q in (*p.fresh, *p.replayed)]
+    ids = [q.id for p in rolls.plans for q in (*p.fresh, *p.replayed)]
     # The two replayed successes beside wrong rollouts are a signal. All the others are asked, once each, and no more.
-    assert len(asked) == len(set(asked)) == len(QUESTIONS)
+    assert len(ids) == len(set(ids)) == len(QUESTIONS)
     assert len(sampled.groups) == 8
 
 
@@ -191,7 +191,7 @@ def test_rounds_differ_in_their_seeds_and_the_first_has_the_one_it_always_had():
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["DynamicSampling.max_rounds = -1"], r"DynamicSampling\.max_rounds must be at least 0"),
         (["DynamicSampling.max_reward = 0.5"], r"leave no group out with DynamicSampling\.max_rounds = 0"),
@@ -206,8 +206,8 @@ def test_rounds_differ_in_their_seeds_and_the_first_has_the_one_it_always_had():
         ),
     ],
 )
-def test_settings_that_can_never_act_are_refused(more, said):
-    with pytest.raises(config.ConfigError, match=said):
+def test_settings_that_can_never_act_are_refused(more, message):
+    with pytest.raises(config.ConfigError, match=message):
         config.load(["toy.gin"], more)
 
 
@@ -239,13 +239,13 @@ def test_a_run_trains_on_groups_with_a_signal_alone_and_counts_and_records_all_i
     assert all(row["train/questions"] == 8 for row in rows)
     assert len(counted) == sum(row["rollout/rounds"] for row in rows) > len(rows)
     assert rows[-1]["cost/generated_tokens"] == sum(tokens for _, tokens in counted)
-    asked = [question.id for plan, _ in counted for question in (*plan.fresh, *plan.replayed)]
-    assert len(asked) == sum(8 + row["rollout/filtered_groups"] for row in rows)
+    ids = [question.id for plan, _ in counted for question in (*plan.fresh, *plan.replayed)]
+    assert len(ids) == sum(8 + row["rollout/filtered_groups"] for row in rows)
     for step in (1, 2, 3):
         of_step = [q.id for plan, _ in counted if plan.step == step for q in (*plan.fresh, *plan.replayed)]
         assert len(of_step) == len(set(of_step))
-    known = pq.read_table(tmp_path / "on" / "checkpoint-3" / "replay" / "questions.parquet").to_pydict()
-    assert set(known["question_id"]) == set(asked), "accuracy or retirement, of the filtered ones too"
+    records = pq.read_table(tmp_path / "on" / "checkpoint-3" / "replay" / "questions.parquet").to_pydict()
+    assert set(records["question_id"]) == set(ids), "accuracy or retirement, of the filtered ones too"
 
 
 def test_an_epoch_that_nobody_can_draw_from_is_not_counted():

@@ -80,9 +80,9 @@ def test_a_plan_carries_every_stored_trajectory_of_its_replayed_questions():
 
 
 def test_groups_come_back_in_the_order_of_the_plan():
-    asked = [Question.make("test", f"question {i}", "1") for i in range(6)]
-    plan = Plan(1, asked[:3], asked[3:], {})
-    groups = [RolloutGroup(question, (), i >= 3) for i, question in enumerate(asked)]
+    questions = [Question.make("test", f"question {i}", "1") for i in range(6)]
+    plan = Plan(1, questions[:3], questions[3:], {})
+    groups = [RolloutGroup(question, (), i >= 3) for i, question in enumerate(questions)]
     assert plan.in_order(groups[i] for i in (4, 0, 5, 2, 1, 3)) == groups
 
 
@@ -251,10 +251,10 @@ def test_an_engine_that_needs_whole_batches_gets_them_from_retired_questions():
     for question in QUESTIONS[:9]:
         buffer.record(question.id, Fraction(1), 0)
         buffer.retire(question.id, 0)
-    for whole, size in ((False, 3), (True, 8)):
+    for fills_batch, size in ((False, 3), (True, 8)):
         fresh = source(12)
         for step in range(5):
-            drawn = ids_of(mixer(8).plan(fresh, buffer, step, whole))[0]
+            drawn = ids_of(mixer(8).plan(fresh, buffer, step, fills_batch))[0]
             assert len(set(drawn)) == len(drawn) == size
 
 

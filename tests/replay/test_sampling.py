@@ -26,11 +26,6 @@ def sampler(unit="accuracy", **settings) -> QuestionSampler:
     return QuestionSampler(**{"unit": unit, **scale, **settings})
 
 
-def bucket_weights(settings: QuestionSampler) -> list[float]:
-    densities = np.exp([settings.log_density(Fraction(k, K), K) for k in range(1, K)])
-    return [round(float(weight), 3) for weight in densities / densities.sum()]
-
-
 def next_draw(settings: QuestionSampler, sizes: dict[Fraction, int], taken: tuple[str, ...]) -> dict[str, float]:
     """P(next question), from the definition: every question listed, every bucket weighed.
 
@@ -99,7 +94,8 @@ def draw(settings, candidates, n, rng) -> list[str]:
 )
 def test_sigma_one_is_sharp_in_success_counts_and_nearly_flat_in_accuracy(settings, weights):
     """T2."""
-    assert bucket_weights(QuestionSampler(**settings)) == weights
+    densities = np.exp([QuestionSampler(**settings).log_density(Fraction(k, K), K) for k in range(1, K)])
+    assert [round(float(weight), 3) for weight in densities / densities.sum()] == weights
 
 
 def test_a_replayed_groups_accuracy_is_scaled_to_successes_of_k():

@@ -31,12 +31,12 @@ def rng() -> np.random.Generator:
 @pytest.mark.parametrize(("prefer", "plain"), [("lowest", np.argmin), ("highest", np.argmax)])
 def test_the_chosen_trajectory_has_the_extreme_entropy_whatever_its_age(prefer, plain, by):
     draw, generator = np.random.default_rng(1), rng()
-    asked = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(50)]
-    candidates = {question: stored(int(draw.integers(2, 7))) for question in asked}
+    questions = [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(50)]
+    candidates = {question: stored(int(draw.integers(2, 7))) for question in questions}
     scores = {question: draw.uniform(0, 3, len(kept)).tolist() for question, kept in candidates.items()}
     measured = {question: scored(values) for question, values in scores.items()}
     chosen = TrajectorySelector(by, prefer).choose(candidates, measured, generator)
-    assert list(chosen) == [question.id for question in asked]
+    assert list(chosen) == [question.id for question in questions]
     for question, kept in candidates.items():
         assert chosen[question.id] is kept[plain(scores[question])]
     assert generator.bit_generator.state == rng().bit_generator.state, "no random number is drawn"

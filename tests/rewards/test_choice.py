@@ -83,6 +83,6 @@ def test_mmlu_pro_golds(shared_data):
     rows = pq.read_table(shared_data / "mmlu_pro_test.parquet", columns=["options", "answer"]).to_pylist()[::40]
     templates = ("\\boxed{{{}}}", "So the answer is ({}).", "Answer: {}", "{}", "{}. That is it")
     for row, template in zip(rows, cycle(templates)):
-        for given, verdict in ((row["answer"], "correct"), ("AB"[row["answer"] == "A"], "wrong")):
-            answer = Answer(row["answer"], template.format(given), meta={"options": row["options"]})
+        for letter, verdict in ((row["answer"], "correct"), ("AB"[row["answer"] == "A"], "wrong")):
+            answer = Answer(row["answer"], template.format(letter), meta={"options": row["options"]})
             assert choice.grade(answer).verdict == verdict

@@ -203,8 +203,8 @@ def test_without_a_sandbox_nothing_is_run():
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > {limit} && exec {sys.executable} -c "$0"']
     done = subprocess.run([*command, code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
-    said = "NoGrader: Verifier.kind = 'code' cannot be used: NoSandbox: this machine allows no sandbox"
-    assert said in done.stderr
+    message = "NoGrader: Verifier.kind = 'code' cannot be used: NoSandbox: this machine allows no sandbox"
+    assert message in done.stderr
 
 
 def test_close():

@@ -38,8 +38,8 @@ def test_suite(category):
 
 def test_public_cases(shared_data):
     cases = read(shared_data / "grader_cases.jsonl")
-    given = [math.grade(Answer(case["gold"], case["response"])).verdict == "correct" for case in cases]
-    wrong = [case["id"] for case, correct in zip(cases, given, strict=True) if correct != case["label"]]
+    verdicts = [math.grade(Answer(case["gold"], case["response"])).verdict == "correct" for case in cases]
+    wrong = [case["id"] for case, correct in zip(cases, verdicts, strict=True) if correct != case["label"]]
     assert len(wrong) <= 0.03 * len(cases), wrong
 
 
@@ -47,18 +47,18 @@ def test_public_cases(shared_data):
 def golds(shared_data) -> dict[str, list[str]]:
     fields = {"math500": "answer", "aime24": "expected_answer", "aime25": "expected_answer", "amc23": "answer"}
     fields |= {"minerva": "solution", "gsm8k": "answer"}
-    found = {
+    texts = {
         name: [math.gold_texts(row[field])[0] for row in read(shared_data / f"{name}_test.jsonl")]
         for name, field in fields.items()
     }
     valid = pq.read_table(shared_data / "exgrpo_valid.parquet", columns=["reward_model"]).to_pylist()
-    return {**found, "exgrpo_valid": [row["reward_model"]["ground_truth"] for row in valid]}
+    return {**texts, "exgrpo_valid": [row["reward_model"]["ground_truth"] for row in valid]}
 
 
 def test_a_gold_is_right_when_it_is_given(golds):
     for name, answers in golds.items():
-        said = [(gold, f"So the final answer is $\\boxed{{{gold}}}$.") for gold in answers]
-        missed = [gold for gold, response in said if math.grade(Answer(gold, response)).verdict != "correct"]
+        pairs = [(gold, f"So the final answer is $\\boxed{{{gold}}}$.") for gold in answers]
+        missed = [gold for gold, response in pairs if math.grade(Answer(gold, response)).verdict != "correct"]
         assert len(missed) <= 0.005 * len(answers), (name, missed)
 
 
@@ -74,8 +74,8 @@ def test_a_number_is_right_within_its_sentence_and_a_neighbour_is_not(golds):
     answers = golds["gsm8k"][:300]
     others = [str(int(gold.replace(",", "")) + 1) for gold in answers]
     for template in ("Therefore the answer is {}.", "<answer>{}</answer>", "Adding up, she has {} dollars", "#### {}"):
-        for given, verdict in ((answers, "correct"), (others, "wrong")):
-            graded = [math.grade(Answer(g, template.format(o))) for g, o in zip(answers, given, strict=True)]
+        for numbers, verdict in ((answers, "correct"), (others, "wrong")):
+            graded = [math.grade(Answer(g, template.format(o))) for g, o in zip(answers, numbers, strict=True)]
             assert {each.verdict for each in graded} == {verdict}, template
 
 
@@ -117,8 +117,8 @@ def test_the_last_box_with_something_in_it():
 
 
 def test_a_rounded_gold_takes_what_rounds_to_it():
-    def same(gold, given):
-        return same_number(number(gold), number(given))
+    def same(gold, answer):
+        return same_number(number(gold), number(answer))
 
     assert same("6.67e-11", "6.674e-11")
     assert not same("6.67e-11", "6.7e-11"), "rounded too far"

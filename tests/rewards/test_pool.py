@@ -57,13 +57,6 @@ ANSWERS = [
 VERDICTS = ["correct", "wrong", "correct", "no_answer"]
 
 
-@pytest.fixture(scope="module")
-def function(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("functions") / "reward.py"
-    path.write_text(FUNCTION)
-    return str(path)
-
-
 @pytest.fixture
 def verifier(function) -> Verifier:
     return Verifier("function", function=function, timeout=1.0, memory=512, max_failed_share=1.0)

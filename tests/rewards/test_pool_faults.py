@@ -39,13 +39,6 @@ WAIT = 300  # seconds, only against waiting for ever
 
 
 @pytest.fixture(scope="module")
-def function(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("functions") / "reward.py"
-    path.write_text(FUNCTION)
-    return str(path)
-
-
-@pytest.fixture(scope="module")
 def pool(function):
     one = Pool({"kind": "function", "function": function, "success_at": 0.5, "memory": 512}, 60.0, 1)
     yield one

@@ -56,12 +56,12 @@ def test_a_storm_of_kills_while_busy_costs_no_verdict_but_those_that_are_given_u
     futures = pool.submit([Answer("42", f"{i} {notes}", "") for i in range(ANSWERS)])
     killer.start()
     try:
-        found = [future.result(timeout=900) for future in futures]  # only against waiting for ever
+        grades = [future.result(timeout=900) for future in futures]  # only against waiting for ever
     finally:
         done.set()
         killer.join()
-    given_up = [graded for graded in found if graded.verdict == "error"]
-    for i, graded in enumerate(found):
+    failures = [graded for graded in grades if graded.verdict == "error"]
+    for i, graded in enumerate(grades):
         if graded.verdict == "error":
             assert graded.reward is None
             assert "broke down 3 times" in graded.reason or "killed by SIGKILL" in graded.reason, graded.reason
@@ -69,10 +69,10 @@ def test_a_storm_of_kills_while_busy_costs_no_verdict_but_those_that_are_given_u
             assert graded.verdict == ("correct" if i % 3 else "wrong"), (i, graded)
     tries = Counter(map(int, notes.read_text().split()))
     again = sum(tries.values()) - len(tries)
-    print(f"{len(kills)} kills, {again} of them at an answer's grading, {len(given_up)} answers given up")
+    print(f"{len(kills)} kills, {again} of them at an answer's grading, {len(failures)} answers given up")
     assert again >= 5, "the kills hit no busy process"
     assert _TRIES == 3
-    assert _TRIES * len(given_up) <= len(kills)
+    assert _TRIES * len(failures) <= len(kills)
     [after] = pool.submit([Answer("42", f"1 {notes}", "")])
     assert after.result(timeout=900).verdict == "correct", "the pool lives"
     pool.close()

@@ -57,16 +57,18 @@ def test_a_run_is_rewarded(kind, warm_model, tmp_path, request):
 
 def test_a_user_s_function_rewards_as_the_built_in_kind_does(warm_model, tmp_path):
     (tmp_path / "reward.py").write_text(FUNCTION)
-    given = go(warm_model, tmp_path / "a", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'")
+    by_function = go(
+        warm_model, tmp_path / "a", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'"
+    )
     own = go(warm_model, tmp_path / "b", "Verifier.kind = 'modular_chain'")
     for name in ("reward/mean", "reward/pass_at_1", "policy/loss"):
-        assert [row.get(name) for row in given] == [row.get(name) for row in own]
-    assert given[1]["reward/mean"] > 0
+        assert [row.get(name) for row in by_function] == [row.get(name) for row in own]
+    assert by_function[1]["reward/mean"] > 0
 
 
 def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
     """What is known and stored after the first step is what a reward of 0 leads to."""
-    known, first = [], []
+    tables, first = [], []
     for wrong in (0.0, -0.5):
         file, run = tmp_path / f"wrong_{abs(wrong)}.py", tmp_path / f"run_{abs(wrong)}"
         file.write_text(SIGNED.format(wrong=wrong))
@@ -75,8 +77,8 @@ def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
         replay = run / "checkpoint-1" / "replay"
         questions, stored = (pq.read_table(replay / f"{name}.parquet") for name in ("questions", "trajectories"))
         assert set(stored["reward"].to_pylist()) == {1.0}
-        known.append((questions, stored.select(["question_id", "token_ids"])))
-    assert known[0] == known[1]
+        tables.append((questions, stored.select(["question_id", "token_ids"])))
+    assert tables[0] == tables[1]
     zero, negative = first
     assert 0 < negative["reward/pass_at_1"] == zero["reward/pass_at_1"] == zero["reward/mean"] < 1
     assert negative["reward/mean"] == pytest.approx(1.5 * negative["reward/pass_at_1"] - 0.5)
@@ -127,10 +129,10 @@ def test_extra_logs_are_metrics_of_a_step_and_of_one_that_was_generated_ahead_an
     (tmp_path / "reward.py").write_text(LOGGED)
     bindings = ["Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'", "train.save_every = 1"]
     bindings.append("train.generate_ahead = True")
-    whole = go(warm_model, tmp_path / "a", *bindings)
-    assert all(row["reward_log/tokens used"] > 5 for row in whole[1:])
-    assert not any("odd" in name for row in whole for name in row)
+    straight = go(warm_model, tmp_path / "a", *bindings)
+    assert all(row["reward_log/tokens used"] > 5 for row in straight[1:])
+    assert not any("odd" in name for row in straight for name in row)
     assert caplog.text.count("extra_logs without a finite number for each query: odd") == 1
     go(warm_model, tmp_path / "b", *bindings, "train.steps = 1")
     resumed = go(warm_model, tmp_path / "b", *bindings, resume=True)
-    assert resumed[-1]["reward_log/tokens used"] == whole[-1]["reward_log/tokens used"]
+    assert resumed[-1]["reward_log/tokens used"] == straight[-1]["reward_log/tokens used"]

@@ -54,13 +54,13 @@ def test_rows_pass_through_in_order_with_their_verdicts(tmp_path):
 def test_it_continues_where_it_stopped_and_mends_a_torn_line(tmp_path, grade):
     source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     grade(source, out)
-    whole = out.read_bytes()
-    lines = whole.split(b"\n")
+    content = out.read_bytes()
+    lines = content.split(b"\n")
     kept = lines[0].replace(b'"verdict": "correct"', b'"verdict": "timeout"')  # told from one that is graded again
     out.write_bytes(kept + b"\n" + lines[1] + b"\n" + lines[2][:20])
     for done in (2, 6):
         assert f"{done} rows are graded already" in grade(source, out)
-        assert out.read_bytes() == whole.replace(lines[0], kept)
+        assert out.read_bytes() == content.replace(lines[0], kept)
 
 
 def test_it_refuses_to_continue_another_file(tmp_path, grade):
@@ -85,18 +85,18 @@ def test_a_file_that_is_not_its_own_stays_as_it_is(tmp_path, grade, content):
 def test_the_input_is_never_the_output(tmp_path, grade, added):
     source, link = write(tmp_path / "in.jsonl", [{**row, **added} for row in ROWS]), tmp_path / "link.jsonl"
     source.write_bytes(source.read_bytes().rstrip(b"\n"))
-    whole = source.read_bytes()
+    content = source.read_bytes()
     link.symlink_to(source)
     for out in (source, link):
         grade(source, out, refused="is the input itself")
-        assert source.read_bytes() == whole
+        assert source.read_bytes() == content
 
 
 def test_it_refuses_to_continue_with_other_settings(tmp_path, grade):
     source, out, kept = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl", tmp_path / "out.jsonl.settings.json"
     grade(source, out)
-    whole, settings = out.read_bytes(), kept.read_bytes()
-    lines = whole.split(b"\n")
+    content, settings = out.read_bytes(), kept.read_bytes()
+    lines = content.split(b"\n")
     torn = b"\n".join(lines[:2]) + b"\n" + lines[2][:9]
     out.write_bytes(torn)
     grade(source, out, "--kind", "exact", refused="--kind math and not exact")
@@ -109,7 +109,7 @@ def test_it_refuses_to_continue_with_other_settings(tmp_path, grade):
     assert out.read_bytes() == torn
     kept.write_bytes(settings)
     grade(source, out, "--workers", "2")
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == content
 
 
 def test_a_byte_order_mark_is_read_away(tmp_path, grade):

@@ -172,15 +172,15 @@ def test_preparing_twice_does_nothing_and_a_damaged_file_is_made_again_the_same(
     copy(copies, "aime25", AIME)
     out, path = tmp_path / "out", tmp_path / "out" / "aime25.parquet"
     prepare(PUBLIC_SETS["aime25"], out, copies)
-    whole, manifest = path.read_bytes(), (out / "manifest.json").read_bytes()
+    content, manifest = path.read_bytes(), (out / "manifest.json").read_bytes()
     shutil.move(copies, tmp_path / "away")  # nothing is asked for again
     assert prepare(PUBLIC_SETS["aime25"], out, copies) == ("30 rows, as in manifest.json: nothing to do", False)
     assert prepare(PUBLIC_SETS["aime25"], out) == ("30 rows, as in manifest.json: nothing to do", False)
     shutil.move(tmp_path / "away", copies)
-    for damage in (whole[:-10], whole + b"x"):
+    for damage in (content[:-10], content + b"x"):
         path.write_bytes(damage)
         assert prepare(PUBLIC_SETS["aime25"], out, copies)[1]
-        assert (path.read_bytes(), (out / "manifest.json").read_bytes()) == (whole, manifest)
+        assert (path.read_bytes(), (out / "manifest.json").read_bytes()) == (content, manifest)
 
 
 @pytest.mark.parametrize("moment", [1, 2])
@@ -289,9 +289,9 @@ def test_arc_questions_come_out_as_the_papers_authors_wrote_theirs(shared_data):
     theirs = QuestionFile(str(shared_data / "arc_challenge_test.parquet")).load()
     for question in theirs[::50]:
         text = question.prompt[-1][1]
-        asked, _, choices = text.rstrip("\n").rpartition("\n\n")
+        stem, _, choices = text.rstrip("\n").rpartition("\n\n")
         labels, options = zip(*(line.split(") ", 1) for line in choices.split("\n")), strict=True)
-        row = {"question": asked, "choices": {"label": labels, "text": options}, "answerKey": question.answer}
+        row = {"question": stem, "choices": {"label": labels, "text": options}, "answerKey": question.answer}
         assert pairs("arc_c", row) == [(text.rstrip("\n"), question.answer)]
 
 

@@ -124,10 +124,10 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
     options = [*("--csv", files["v.csv"]), *("--curves", files["c.csv"]), *("--out", files["p.html"])]
     options += ["--png", files["p.png"], "--markdown", files["p.md"], "--baseline", "on_policy"]
     assert script("compare", "--uri", server.uri, "--group", "paper", "--metric", METRIC, *options) == 0
-    asked = requests(server)[before:]
-    assert sum("runs/search" in each for each in asked) == 1  # one page: the server chose
-    assert sum("get-history" in each for each in asked) == 40 * 3
-    assert len(asked) <= 40 * 3 + 3
+    calls = requests(server)[before:]
+    assert sum("runs/search" in each for each in calls) == 1  # one page: the server chose
+    assert sum("get-history" in each for each in calls) == 40 * 3
+    assert len(calls) <= 40 * 3 + 3
     assert sorted(path.name for path in files["p.md"].parent.iterdir()) == sorted(files)
 
     cells = rows(files["v.csv"])
@@ -202,27 +202,27 @@ def test_without_a_group_runs_come_by_pages_and_their_gin_files_are_the_variant(
 def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
     chosen = ["--uri", server.uri, "--group", "messy", "--metric", METRIC]
     assert script("compare", *chosen, "--baseline", "a", "--out", tmp_path / "p.html") == 0
-    said = capsys.readouterr().out
-    assert re.search(r"1 run not finished and left out .*: a, seed 2 \(a-seed2, \w{32}\): FAILED", said)
-    assert re.search(r"a, seed 0: 2 runs; the newest is taken, \w{32}, and not \w{32}", said)
-    assert re.search(r"without eval/avg: d, seed 0", said)
-    assert "runs of different engines are compared: local: a (2 runs), c (1 run); openrlhf: b (2 runs)" in said
-    assert "one seed only, so no interval: c" in said
-    assert "c: one seed in common with a: a difference without interval or p-value" in said
-    assert "c: no run of seed 1" in said
-    assert "step 10 (4 runs), step 20 (1 run)" in said
-    assert "b: all seeds end at the same value" in said
-    assert "b: its runs differ in more than the seed: train.steps" in said
-    assert re.search(r"^a \(baseline\) +2 +– +0\.450 ± 0\.635", said, re.MULTILINE)  # t of 1 degree: 12.7 · 0.05
-    assert re.search(r"^c +1 +– +0\.400  ", said, re.MULTILINE)
+    output = capsys.readouterr().out
+    assert re.search(r"1 run not finished and left out .*: a, seed 2 \(a-seed2, \w{32}\): FAILED", output)
+    assert re.search(r"a, seed 0: 2 runs; the newest is taken, \w{32}, and not \w{32}", output)
+    assert re.search(r"without eval/avg: d, seed 0", output)
+    assert "runs of different engines are compared: local: a (2 runs), c (1 run); openrlhf: b (2 runs)" in output
+    assert "one seed only, so no interval: c" in output
+    assert "c: one seed in common with a: a difference without interval or p-value" in output
+    assert "c: no run of seed 1" in output
+    assert "step 10 (4 runs), step 20 (1 run)" in output
+    assert "b: all seeds end at the same value" in output
+    assert "b: its runs differ in more than the seed: train.steps" in output
+    assert re.search(r"^a \(baseline\) +2 +– +0\.450 ± 0\.635", output, re.MULTILINE)  # t of 1 degree: 12.7 · 0.05
+    assert re.search(r"^c +1 +– +0\.400  ", output, re.MULTILINE)
     assert script("compare", *chosen, "--metric", "time/step") == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^d +1 ", said.partition("time/step: mean")[2], re.MULTILINE)
-    assert not re.search(r"^d ", said.partition("time/step: mean")[0], re.MULTILINE)
+    output = capsys.readouterr().out
+    assert re.search(r"^d +1 ", output.partition("time/step: mean")[2], re.MULTILINE)
+    assert not re.search(r"^d ", output.partition("time/step: mean")[0], re.MULTILINE)
     assert script("compare", *chosen, "--unfinished") == 0
-    said = capsys.readouterr().out
-    assert "unfinished runs are compared too: 1 FAILED" in said
-    assert re.search(r"^a +3 ", said, re.MULTILINE)
+    output = capsys.readouterr().out
+    assert "unfinished runs are compared too: 1 FAILED" in output
+    assert re.search(r"^a +3 ", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_what_cannot_be_compared_ends_with_what_there_is(server, tmp_path, capsy
     out = tmp_path / "page.html"
     out.write_text("the one of yesterday")
     assert script("compare", "--uri", server.uri, "--out", out, *shlex.split(arguments)) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.startswith("error: ")
+    output = capsys.readouterr().err
+    assert message in output
+    assert output.startswith("error: ")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the one of yesterday"]
 
 
@@ -272,10 +272,10 @@ def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said
     before = time.monotonic()
     assert script("compare", "--uri", f"http://me:secret@127.0.0.1:{port}") == 2
     assert time.monotonic() - before < 60  # seconds; MLflow's own retries would take minutes
-    said = capsys.readouterr().err
-    assert f"error: MLflow at http://127.0.0.1:{port}: " in said
-    assert "secret" not in said
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert f"error: MLflow at http://127.0.0.1:{port}: " in output
+    assert "secret" not in output
+    assert "Traceback" not in output
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
     assert script("compare") == 2
     assert f"there is no MLflow database at {tmp_path}/none.db" in capsys.readouterr().err

@@ -59,9 +59,9 @@ def test_a_wrong_suite_is_refused_and_the_binding_named(binding, message, tmp_pa
     file = tmp_path / "mine.gin"
     file.write_text(f"include 'base.gin'\n\n{binding}\n")
     assert ablate("unused", "--suite", str(file), "--out", str(tmp_path / "out")) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert "variant" in said or "mine.gin, line" in said
+    output = capsys.readouterr().err
+    assert message in output
+    assert "variant" in output or "mine.gin, line" in output
 
 
 def test_a_grid_is_the_product_of_its_values_over_every_variant():

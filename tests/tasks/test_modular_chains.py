@@ -54,8 +54,8 @@ def test_right_reasoning_is_correct_and_sound_and_what_a_teacher_without_errors_
     rng = np.random.default_rng(0)
     for question in ModularChains(count=60, operands=(2, 3, 8), together=together).load():
         right = right_reasoning(question.prompt)
-        said = grade(question, right)
-        assert (said.verdict, said.reward, said.sound) == ("correct", 1.0, True)
+        mark = grade(question, right)
+        assert (mark.verdict, mark.reward, mark.sound) == ("correct", 1.0, True)
         assert write_reasoning(rng, question, Beliefs(false_share=0, strength=0, slip=0)) == right
         assert question.source == "modular_chains"
 
@@ -71,10 +71,10 @@ def test_no_edit_of_one_character_is_sound_and_only_an_untouched_answer_is_corre
         edits.add(right[:i] + right[i + 1 :])
     edits.discard(right)
     for edit in edits:
-        said = grade(question, edit)
-        assert said.sound is False, edit
-        assert said.correct == edit.endswith(f"#{question.answer}"), edit
-        assert said.reward == float(said.correct)
+        mark = grade(question, edit)
+        assert mark.sound is False, edit
+        assert mark.correct == edit.endswith(f"#{question.answer}"), edit
+        assert mark.reward == float(mark.correct)
 
 
 # Each right answer here is a lucky guess. Only the exact answer after the last mark counts.
@@ -103,8 +103,8 @@ RESPONSES = {
 def test_the_answer_after_the_last_mark_decides_and_no_other_reasoning_is_sound(prompt):
     for verdict, responses in RESPONSES[prompt].items():
         for response in responses:
-            said = grade(chain(prompt), response)
-            assert (said.verdict, said.reward, said.sound) == (verdict, float(verdict == "correct"), False), response
+            mark = grade(chain(prompt), response)
+            assert (mark.verdict, mark.reward, mark.sound) == (verdict, float(verdict == "correct"), False), response
 
 
 @pytest.mark.parametrize(("together", "share"), [(3, 0.01), (4, 0.005)])
@@ -159,8 +159,8 @@ def test_flawed_reasoning_about_chains_together_is_consistent_with_its_answer():
     for question in ModularChains(count=100, operands=(2, 3), together=4).load():
         *parts, answer = re.split(";(?=#[0-9]{4})|(?<=#[0-9]);", write_reasoning(rng, question, Beliefs(0.5, 0.5, 0.5)))
         assert answer == "#" + "".join(part[-1] for part in parts)
-        for part, asked in zip(parts, question.prompt[:-1].split(";"), strict=True):
-            value = int(asked[0])
+        for part, prompt in zip(parts, question.prompt[:-1].split(";"), strict=True):
+            value = int(prompt[0])
             for (left, _, _), after in steps_of(part):
                 assert left == value
                 value = after

@@ -14,7 +14,7 @@ from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.tasks.word_problems import WordProblems, grade
 
-ASKED = Question.make(
+QUESTION = Question.make(
     "word_problems", "Anna has 4 bags with 12 marbles in each bag. She loses 9 of her marbles. How many …?", "39"
 )
 SOLUTION = "4 * 12 = 48. 48 - 9 = 39. The answer is 39."
@@ -55,16 +55,16 @@ ANSWERS = {  # what stands after "The answer is"
 def test_the_answer_is_the_whole_number_after_the_last_answer_is(verdict, reasoning):
     for end in ANSWERS[verdict]:
         response = f"{reasoning}The answer is{end}"
-        grade_ = grade(ASKED, response)
+        grade_ = grade(QUESTION, response)
         assert (grade_.verdict, grade_.reward) == (verdict, float(verdict == "correct")), end
         assert grade_.sound == (bool(reasoning) and verdict == "correct"), end
-        assert grade_ == Verifier("word_problem").grade(ASKED, response)
+        assert grade_ == Verifier("word_problem").grade(QUESTION, response)
         assert grade_.extracted is None or len(grade_.extracted) <= 200
 
 
 @pytest.mark.parametrize("response", ["39", ""])
 def test_a_response_without_the_words_has_no_answer(response):
-    assert grade(ASKED, response).verdict == "no_answer"
+    assert grade(QUESTION, response).verdict == "no_answer"
 
 
 SOUND = [
@@ -93,7 +93,7 @@ UNSOUND = [
 
 def test_reasoning_is_sound_if_every_equation_holds_and_leads_to_the_answer():
     for reasoning in (*SOUND, *UNSOUND):
-        grade_ = grade(ASKED, f"{reasoning} The answer is 39.")
+        grade_ = grade(QUESTION, f"{reasoning} The answer is 39.")
         assert (grade_.verdict, grade_.sound) == ("correct", reasoning in SOUND), reasoning[:200]
 
 
@@ -160,7 +160,7 @@ def test_no_text_makes_the_checker_raise():
     for _ in range(1000):
         text = "".join(parts[i] for i in rng.integers(len(parts), size=int(rng.integers(1, 25))))
         for response in (text, f"{SOLUTION} {text}", f"{text} The answer is 39.", f"The answer is {text}"):
-            grade_ = grade(ASKED, response)
+            grade_ = grade(QUESTION, response)
             assert grade_.reward in (0.0, 1.0)
             assert grade_.sound is False or grade_.correct
 
@@ -187,8 +187,8 @@ def test_no_text_makes_the_checker_raise():
 def test_long_texts_take_linear_time(response):
     """Each takes 0.2 s at most; a search that tried every way to cut the spaces would take minutes."""
     began = time.perf_counter()
-    assert not grade(ASKED, f"{response} The answer is 39.").sound
-    assert not grade(ASKED, response).sound
+    assert not grade(QUESTION, f"{response} The answer is 39.").sound
+    assert not grade(QUESTION, response).sound
     assert time.perf_counter() - began < 10
 
 

@@ -61,9 +61,9 @@ def test_questions_are_distinct_and_the_numbers_of_steps_have_equal_shares():
 @pytest.mark.parametrize("steps", STEPS)
 def test_the_worked_solution_is_right_and_leads_to_the_gold_answer(steps, split):
     for question, solution in examples(split, steps)[:500]:
-        told = re.fullmatch(rf"((?:{EQUATION.pattern}){{{steps}}})The answer is ([0-9]+)\.", solution)
-        assert told, solution
-        assert told[told.lastindex] == question.answer
+        match = re.fullmatch(rf"((?:{EQUATION.pattern}){{{steps}}})The answer is ([0-9]+)\.", solution)
+        assert match, solution
+        assert match[match.lastindex] == question.answer
         values = Counter(numbers_of(question))
         for equation in EQUATION.finditer(solution):
             expression, result = equation[0].rstrip(". ").split(" = ")
@@ -148,9 +148,9 @@ def test_every_scene_tells_the_same_calculations_in_both_splits_with_all_numbers
     for scene in scenes().values():
         assert all(len(thing) == len(scene.words) for split in SPLITS for thing in scene.things[split])
         parts = ((scene.beginnings, BEGINNINGS), (scene.events, EVENTS), (scene.endings, ENDINGS))
-        for (told, ranges), split in itertools.product(parts, SPLITS):
-            assert told.keys() <= ranges.keys()
-            for part, sentences in told.items():
+        for (texts, ranges), split in itertools.product(parts, SPLITS):
+            assert texts.keys() <= ranges.keys()
+            for part, sentences in texts.items():
                 assert sentences[split]
                 for sentence in sentences[split]:
                     fields = [field for _, field, _, _ in string.Formatter().parse(sentence) if field is not None]

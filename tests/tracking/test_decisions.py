@@ -77,22 +77,22 @@ def test_each_row_is_what_the_step_did(name, warm_model, tmp_path, monkeypatch):
             assert one["lucky"] == sum(not grade.sound for grade in correct)
             assert one["entropy"] == pytest.approx(np.mean(fresh), abs=1e-4)
             for i in again:
-                chosen, said = own[i].trajectory, replays.pop(one["id"])
+                chosen, pick = own[i].trajectory, replays.pop(one["id"])
                 candidates = before[group.question.id]
-                assert said["of"] >= 1
+                assert pick["of"] >= 1
                 if not row["evicted"]:  # else what was too old went before the choice
-                    assert candidates[said["place"]] is chosen
-                    assert said["of"] == len(candidates)
-                assert said["trajectory"] == chosen.key.hex()[:12]
-                assert (said["age"], said["tokens"], said["sound"]) == (step - chosen.step, len(chosen), chosen.sound)
+                    assert candidates[pick["place"]] is chosen
+                    assert pick["of"] == len(candidates)
+                assert pick["trajectory"] == chosen.key.hex()[:12]
+                assert (pick["age"], pick["tokens"], pick["sound"]) == (step - chosen.step, len(chosen), chosen.sound)
                 policy, stored = stats.policy_logprobs[first + i], chosen.behaviour_logprobs
-                assert said["log_weight"] == pytest.approx(np.mean(policy - stored), abs=1e-3)
-                assert said["log_weight_max"] == pytest.approx(np.max(policy - stored), abs=1e-3)
-                assert said["surprisal"] == pytest.approx(-np.mean(stored), abs=1e-3)
-                assert said["entropy"] == pytest.approx(stats.entropies[first + i], abs=1e-4)
-                assert (said["others"] is not None) == (said["of"] > 1 and name != "in place")
-                if said["others"] is not None:
-                    assert said["entropy"] <= said["others"] + 1e-3, "the lowest was chosen"
+                assert pick["log_weight"] == pytest.approx(np.mean(policy - stored), abs=1e-3)
+                assert pick["log_weight_max"] == pytest.approx(np.max(policy - stored), abs=1e-3)
+                assert pick["surprisal"] == pytest.approx(-np.mean(stored), abs=1e-3)
+                assert pick["entropy"] == pytest.approx(stats.entropies[first + i], abs=1e-4)
+                assert (pick["others"] is not None) == (pick["of"] > 1 and name != "in place")
+                if pick["others"] is not None:
+                    assert pick["entropy"] <= pick["others"] + 1e-3, "the lowest was chosen"
             first += len(own)
             happened[one["as"]] += 1
             happened["lucky"] += one["lucky"]
@@ -137,8 +137,8 @@ def test_every_fifth_step_logs_a_fresh_and_a_replayed_question_as_text(warm_mode
                 for i, row in enumerate(batch.rows[g])
             ]
             for one in fresh:
-                found = [logprobs for text, logprobs in in_batch if text == "".join(one["text"])]
-                assert any(one["now"] == pytest.approx(logprobs, abs=0.006) for logprobs in found)
+                matches = [logprobs for text, logprobs in in_batch if text == "".join(one["text"])]
+                assert any(one["now"] == pytest.approx(logprobs, abs=0.006) for logprobs in matches)
                 assert len(one["text"]) == len(one["now"]) == one["tokens"]
             if batch.groups[g].planned_replay:
                 old = [one for one in logged["responses"] if one["kind"] == "stored"]
@@ -239,18 +239,18 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
 def test_the_texts_of_bytes_are_together_the_text_and_none_has_half_a_character(text):
     tokenizer = byte_tokenizer()
     ids = np.array(tokenizer.encode(text), np.int32)
-    found = log.pieces(ids, lambda part: tokenizer.decode(part.tolist()))
-    assert "".join(found) == text
-    assert len(found) == len(ids) == len(text.encode())
-    assert "\ufffd" not in "".join(found)
+    pieces = log.pieces(ids, lambda part: tokenizer.decode(part.tolist()))
+    assert "".join(pieces) == text
+    assert len(pieces) == len(ids) == len(text.encode())
+    assert "\ufffd" not in "".join(pieces)
 
 
 def test_a_token_that_begins_a_word_keeps_its_space_and_bytes_that_are_no_text_are_shown_as_such():
     words = ["<unk>", "\u2581the", "\u2581cat", "s", "\u2581sat"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    found = log.pieces(np.array([1, 2, 3, 4], np.int32), lambda part: tokenizer.decode(part.tolist()))
-    assert found == ["the", " cat", "s", " sat"]
+    pieces = log.pieces(np.array([1, 2, 3, 4], np.int32), lambda part: tokenizer.decode(part.tolist()))
+    assert pieces == ["the", " cat", "s", " sat"]
     by_byte = byte_tokenizer()
     ids = np.array([*by_byte.encode("é")[:1] * 6, *by_byte.encode("x")], np.int32)
     broken = log.pieces(ids, lambda part: by_byte.decode(part.tolist()))

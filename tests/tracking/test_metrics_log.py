@@ -66,13 +66,13 @@ def test_metrics_that_mlflow_would_refuse_are_refused_and_not_written(tmp_path, 
 def test_a_log_killed_at_any_byte_goes_on_after_cut_back(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     fill(log, range(4))
-    whole = log.path.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    for size in range(0, len(whole) + 1, 3):
-        log.path.write_bytes(whole[:size])
-        log, complete = MetricsLog(log.path), whole[:size].count(b"\n")
+    content = log.path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    for size in range(0, len(content) + 1, 3):
+        log.path.write_bytes(content[:size])
+        log, complete = MetricsLog(log.path), content[:size].count(b"\n")
         assert len(list(log.rows())) == complete
-        if whole[:size] != b"".join(lines[:complete]):
+        if content[:size] != b"".join(lines[:complete]):
             with pytest.raises(ValueError, match="incomplete line; call cut_back"):
                 fill(log, [5])
         assert log.cut_back(1) == max(complete - 2, 0)

@@ -37,7 +37,7 @@ def trained(model, sqlite, out, *more, file="toy.gin") -> str:
 
 
 def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, sqlite, tmp_path):
-    said = trained(warm_model, sqlite, tmp_path, "train.steps = 2", file="ablations/newest.gin")
+    output = trained(warm_model, sqlite, tmp_path, "train.steps = 2", file="ablations/newest.gin")
     run = the_run(sqlite)
     tags = run.data.tags
     assert tags["mlflow.user"] == getpass.getuser()
@@ -48,7 +48,7 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
     assert tags["mlflow.note.content"] == gin_files.hypothesis(ROOT / "gin" / "ablations/newest.gin")
     assert tags["mlflow.note.content"].startswith("the newest trajectory")
     assert run.data.params["TrajectorySelector.by"] == "recency", "without quotes"
-    assert f"#/experiments/{run.info.experiment_id}?workflowType=machine_learning" in said
+    assert f"#/experiments/{run.info.experiment_id}?workflowType=machine_learning" in output
 
     used = {each.tags[0].value: each.dataset for each in run.inputs.dataset_inputs}
     assert used.keys() == {"training", "validation"}

@@ -30,7 +30,7 @@ ILL = {
 }
 
 
-def said(caplog, rows, before=(), **start):
+def warnings_of(caplog, rows, before=(), **start):
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         health = Health([{"step": step, **row} for step, row in enumerate(before)], **start)
@@ -43,40 +43,40 @@ def said(caplog, rows, before=(), **start):
 def test_a_bad_mean_over_the_last_steps_is_said_once(metric, caplog):
     value, text = ILL[metric]
     ill = {**WELL, metric: value}
-    assert said(caplog, [WELL] * 30) == []
-    assert said(caplog, [ill] * STEPS) == [], "row 0 is the policy before training"
-    (line,) = said(caplog, [ill] * 50)
+    assert warnings_of(caplog, [WELL] * 30) == []
+    assert warnings_of(caplog, [ill] * STEPS) == [], "row 0 is the policy before training"
+    (line,) = warnings_of(caplog, [ill] * 50)
     first = STEPS + FILLING if metric == "replay/actual_share" else STEPS
     assert line.startswith(f"step {first}: in the last {STEPS} steps ")
     assert text in line
     if metric == "reward/groups_with_signal":
-        assert said(caplog, [ill, ill, WELL] * 20) == []
+        assert warnings_of(caplog, [ill, ill, WELL] * 20) == []
 
 
 def test_a_resumed_run_counts_the_steps_of_its_log(caplog):
     ill = {**WELL, "rollout/truncated_share": 0.9}
-    assert len(said(caplog, [ill], before=[ill] * STEPS)) == 1
+    assert len(warnings_of(caplog, [ill], before=[ill] * STEPS)) == 1
 
 
 def test_replay_that_has_not_started_does_not_starve_and_rows_without_replay_have_no_weights(caplog):
     waiting = {**WELL, "replay/started": 0.0, "replay/actual_share": 0.0, "replay/ess": 0.0}
-    assert said(caplog, [waiting] * 30) == []
+    assert warnings_of(caplog, [waiting] * 30) == []
     none = {**WELL, "replay/actual_share": 0.0, "replay/ess": 0.0}
-    (line,) = said(caplog, [none] * 40)
+    (line,) = warnings_of(caplog, [none] * 40)
     assert "0% of the questions were replayed" in line
 
 
 def test_a_start_that_has_not_come_in_a_third_of_the_steps_is_said_once_with_the_best_pass_at_1(caplog):
     start = {"planned": 60, "start_at_accuracy": 0.35}
     waiting = [{**WELL, "replay/started": 0.0, "replay/actual_share": 0.0, "reward/pass_at_1": p} for p in (0.1, 0.3)]
-    assert said(caplog, waiting * 10, **start) == [], "steps 0 to 19 of 60"
-    (line,) = said(caplog, waiting * 30, **start)
+    assert warnings_of(caplog, waiting * 10, **start) == [], "steps 0 to 19 of 60"
+    (line,) = warnings_of(caplog, waiting * 30, **start)
     assert line.startswith("step 20 of 60: replay has not started")
     assert "ReplayMixer.start_at_accuracy = 0.35, the best was 0.3;" in line
-    (resumed,) = said(caplog, waiting * 2, before=waiting * 15, **start)
+    (resumed,) = warnings_of(caplog, waiting * 2, before=waiting * 15, **start)
     assert resumed.startswith("step 30 of 60")
-    assert said(caplog, [*waiting * 5, *[{**WELL, "reward/pass_at_1": 0.4}] * 50], **start) == []
-    assert said(caplog, waiting * 30, planned=60) == [], "a run without a delayed start"
+    assert warnings_of(caplog, [*waiting * 5, *[{**WELL, "reward/pass_at_1": 0.4}] * 50], **start) == []
+    assert warnings_of(caplog, waiting * 30, planned=60) == [], "a run without a delayed start"
 
 
 @pytest.mark.parametrize("rho", ["0.5", "0.0"])
@@ -91,6 +91,6 @@ def test_a_run_says_that_its_rollouts_are_cut_off_and_have_no_answer(warm_model,
     more = ("train.steps = 14", "train.eval_every = None", "Sampling.max_response_tokens = 3")
     with caplog.at_level(logging.WARNING):
         train_small(warm_model, tmp_path / "run", *more)
-    said = [message for message in caplog.messages if message.startswith("step 10: in the last 10 steps")]
+    messages = [message for message in caplog.messages if message.startswith("step 10: in the last 10 steps")]
     for text in ("cut off", "no answer", "right and wrong"):
-        assert sum(text in message for message in said) == 1
+        assert sum(text in message for message in messages) == 1

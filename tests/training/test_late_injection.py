@@ -60,8 +60,8 @@ def test_importance_weights_of_rows_put_into_a_group_are_of_the_log_probs_as_the
     for row, _, behaviour in injected:
         assert behaviour.tobytes() == kept[row.question.id][row.trajectory.key]
     expected = np.concatenate([behaviour for _, _, behaviour in injected])
-    found = np.concatenate(weighed)
-    assert sorted(found.view(np.uint32)) == sorted(expected.view(np.uint32))
+    logprobs = np.concatenate(weighed)
+    assert sorted(logprobs.view(np.uint32)) == sorted(expected.view(np.uint32))
     log_weights = np.concatenate([policy.astype(np.float64) - behaviour for _, policy, behaviour in injected])
     assert metrics["replay/log_weight_max"] == log_weights.max() != 0
 
@@ -136,17 +136,17 @@ def test_dynamic_sampling_leaves_out_groups_without_a_signal_after_the_injection
     run = begin(warm_model, tmp_path, *LATE, "DynamicSampling.max_rounds = 2", "RetirementPolicy.at_accuracy = None")
     seen = watched(run, monkeypatch)
     run.step()
-    known, verdict["right"] = stored(run), False
+    trajectories, verdict["right"] = stored(run), False
     sampled = []
     rollout = run.engine.rollout
-    monkeypatch.setattr(run.engine, "rollout", lambda *given: sampled.append(rollout(*given)) or sampled[-1])
+    monkeypatch.setattr(run.engine, "rollout", lambda *arguments: sampled.append(rollout(*arguments)) or sampled[-1])
     metrics = run.step()
     batch = seen[-1][0]
-    asked = [one.question.id for groups in sampled for one in groups]
-    able = [id for id in asked if id in known]
-    assert 0 < len(able) < len(asked) == 8 + metrics["rollout/filtered_groups"]
+    ids = [one.question.id for groups in sampled for one in groups]
+    able = [id for id in ids if id in trajectories]
+    assert 0 < len(able) < len(ids) == 8 + metrics["rollout/filtered_groups"]
     assert metrics["replay/injected"] == min(len(able), 8)
-    assert {id for id in able[:8]} <= {one.question.id for one in batch.groups}
+    assert set(able[:8]) <= {one.question.id for one in batch.groups}
     assert metrics["reward/groups_with_signal"] == min(len(able), 8) / 8
 
 

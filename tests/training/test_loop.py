@@ -66,7 +66,7 @@ def test_every_step_has_the_metrics_of_replay(finished):
 def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
     rollout = TorchEngine.rollout
     go(warm_model, tmp_path / "a")
-    monkeypatch.setattr(TorchEngine, "rollout", lambda *given: reversed(rollout(*given)))
+    monkeypatch.setattr(TorchEngine, "rollout", lambda *arguments: reversed(rollout(*arguments)))
     go(warm_model, tmp_path / "b")
     measured = [
         [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows(tmp_path / n)] for n in "ab"
@@ -79,10 +79,10 @@ def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
 def test_a_grader_that_fails_ends_what_the_engine_is_still_generating(warm_model, tmp_path, monkeypatch):
     rollout, ended, end = TorchEngine.rollout, [], time.monotonic() + 600  # only against waiting for ever
 
-    def generating(*given):
+    def generating(*arguments):
         try:
             while time.monotonic() < end:
-                yield from rollout(*given)
+                yield from rollout(*arguments)
         finally:
             ended.append(time.monotonic())
 
@@ -151,17 +151,17 @@ def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_ste
     for steps in (reached + 3, reached + 6):
         subprocess.run([*command, "--set", f"train.steps = {steps}"], env=environment, check=True)
     client = MlflowClient(store)
-    [found] = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
-    assert (found.info.status, found.data.params["ReplayMixer.rho"]) == ("FINISHED", "0.5")
-    assert {"gin", "config_hash", "git_commit", "engine", "seed"} <= set(found.data.tags)
-    sent = {file.path for file in client.list_artifacts(found.info.run_id)}
+    [mlflow_run] = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    assert (mlflow_run.info.status, mlflow_run.data.params["ReplayMixer.rho"]) == ("FINISHED", "0.5")
+    assert {"gin", "config_hash", "git_commit", "engine", "seed"} <= set(mlflow_run.data.tags)
+    sent = {file.path for file in client.list_artifacts(mlflow_run.info.run_id)}
     assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "rollouts.jsonl"}
     for name in ("reward/mean", "replay/actual_share"):
-        history = client.get_metric_history(found.info.run_id, name)
+        history = client.get_metric_history(mlflow_run.info.run_id, name)
         # In MLflow there may be steps beyond the last checkpoint from before the kill: the same ones, once each.
         assert sorted(metric.step for metric in history) == list(range(1, reached + 7))
     expected = {row["step"]: row["reward/mean"] for row in rows(run)[1:]}
-    assert {m.step: m.value for m in client.get_metric_history(found.info.run_id, "reward/mean")} == expected
+    assert {m.step: m.value for m in client.get_metric_history(mlflow_run.info.run_id, "reward/mean")} == expected
 
 
 def checkpoints_know_their_run(run: Path) -> bool:
@@ -187,9 +187,9 @@ def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(war
             assert (run / "metrics.before-restart.jsonl").read_bytes() == before
         assert [row["step"] for row in rows(run)] == [0, 1, 2]
     client = MlflowClient(store)
-    found = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
-    assert len(found) == 2, "one for both attempts with seed 0, one for the other seed"
-    for one in found:
+    mlflow_runs = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    assert len(mlflow_runs) == 2, "one for both attempts with seed 0, one for the other seed"
+    for one in mlflow_runs:
         assert [m.step for m in client.get_metric_history(one.info.run_id, "reward/mean")] == [1, 2]
 
 

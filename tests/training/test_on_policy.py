@@ -40,9 +40,7 @@ def plain_loop(model_path):
                 cumulative = model(input_ids=ids).logits[:, -1].softmax(-1).double().cumsum(-1)
             number = torch.rand(B * K, 1, dtype=torch.float64) * cumulative[:, -1:]
             ids = torch.cat([ids, (cumulative <= number).sum(-1, keepdim=True)], 1)
-        responses = []
-        for row in ids[:, start:].tolist():
-            responses.append(row[: row.index(1) + 1] if 1 in row else row)
+        responses = [row[: row.index(1) + 1] if 1 in row else row for row in ids[:, start:].tolist()]
         texts = [tokenizer.decode(r, skip_special_tokens=True) for r in responses]
         rewards = torch.tensor(
             [

@@ -62,7 +62,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(warm_model, tmp_path_factory) -> Watched:
     # A rate at which one update moves the log-probs by far more than the rounding error.
-    found = Watched(
+    run = Watched(
         warm_model,
         tmp_path_factory.mktemp("ahead"),
         "Optimizer.learning_rate = 0.005",
@@ -70,8 +70,8 @@ def watched(warm_model, tmp_path_factory) -> Watched:
         "RetirementPolicy.at_accuracy = None",
     )
     for _ in range(6):
-        found.step()
-    return found
+        run.step()
+    return run
 
 
 def test_a_batch_is_sampled_and_measured_by_the_weights_of_one_update_earlier(watched):
@@ -159,8 +159,8 @@ def test_the_update_on_rows_of_age_1_is_that_of_the_equations_in_float64(clipped
     moved = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).float()
     assert outside > 3, "the bound is reached"
     assert moved.abs().max() > 1e-3
-    found = weights(run.engine) - start
-    torch.testing.assert_close(found, moved, atol=float32_error(start, run.batches[2], moved, steps=1), rtol=0)
+    change = weights(run.engine) - start
+    torch.testing.assert_close(change, moved, atol=float32_error(start, run.batches[2], moved, steps=1), rtol=0)
 
 
 def test_the_next_batch_is_planned_before_this_one_is_observed_and_replay_starts_one_step_later(warm_model, tmp_path):
@@ -187,7 +187,7 @@ EVERY_STEP = "ModularChains.count = 8"  # a step has all eight questions
 
 
 def test_a_question_that_retires_in_a_step_is_still_replayed_in_the_next_which_was_planned_before(
-    verdict, warm_model, tmp_path, monkeypatch
+    verdict, warm_model, tmp_path
 ):
     run = Watched(warm_model, tmp_path, EVERY_STEP, "ReplayMixer.rho = 0.5", "RetirementPolicy.times_in_a_row = 2")
     for _ in range(5):
@@ -201,9 +201,9 @@ def test_a_question_that_retires_in_a_step_is_still_replayed_in_the_next_which_w
 
 
 def test_a_question_may_be_in_two_consecutive_batches_but_in_none_twice(watched):
-    asked_of = [[group.question.id for group in batch.groups] for batch in watched.batches]
-    assert all(len({*ids}) == len(ids) for ids in asked_of)
-    assert any({*one} & {*next_one} for one, next_one in itertools.pairwise(asked_of))
+    batch_ids = [[group.question.id for group in batch.groups] for batch in watched.batches]
+    assert all(len({*ids}) == len(ids) for ids in batch_ids)
+    assert any({*one} & {*next_one} for one, next_one in itertools.pairwise(batch_ids))
 
 
 def test_rollouts_of_further_rounds_are_sampled_by_the_weights_that_train_on_them(verdict, warm_model, tmp_path):
@@ -224,7 +224,7 @@ def run_steps(model: Path, more: list[str], folder: Path) -> None:
     train_small(model, folder, "train.eval_every = None", *more, resume=resume)
 
 
-def asked(run: Path) -> list[list[str]]:
+def question_ids(run: Path) -> list[list[str]]:
     return [row["questions"]["id"] for row in rows(run / "decisions.jsonl")]
 
 
@@ -233,11 +233,11 @@ def test_no_question_is_skipped_or_doubled_however_often_the_run_is_resumed(warm
     run_steps(warm_model, [*ON_POLICY, "train.steps = 9"], tmp_path / "synchronous")
     for steps in (2, 3, 7, 9):
         run_steps(warm_model, [*ON_POLICY, AHEAD, f"train.steps = {steps}"], tmp_path / "ahead")
-    assert asked(tmp_path / "ahead") == asked(tmp_path / "synchronous")
+    assert question_ids(tmp_path / "ahead") == question_ids(tmp_path / "synchronous")
 
 
 def test_a_batch_is_read_as_it_was_written(tmp_path):
-    rng, known = np.random.default_rng(0), questions(4)
+    rng, chains = np.random.default_rng(0), questions(4)
     grades = [Grade("correct", 1.0, True, "7"), Grade("timeout", None), Grade("wrong", 0.25, None, None)]
 
     def rollout(i: int) -> Rollout:
@@ -245,11 +245,11 @@ def test_a_batch_is_read_as_it_was_written(tmp_path):
         finish = "length" if i == 1 else "stop"
         return Rollout(made.token_ids, finish, grades[i], None, made.behaviour_logprobs, 6)
 
-    groups = [RolloutGroup(q, tuple(rollout(i) for i in range(3 - (n > 1))), n > 1) for n, q in enumerate(known)]
-    candidates = {known[2]: [trajectory(rng, 5, 3), replace(trajectory(rng, 4, 2), sound=False)], known[3]: []}
-    batch = prefetch.PrefetchedBatch(Plan(7, known[:2], known[2:], candidates, rollouts_per_replayed=2), groups)
+    groups = [RolloutGroup(q, tuple(rollout(i) for i in range(3 - (n > 1))), n > 1) for n, q in enumerate(chains)]
+    candidates = {chains[2]: [trajectory(rng, 5, 3), replace(trajectory(rng, 4, 2), sound=False)], chains[3]: []}
+    batch = prefetch.PrefetchedBatch(Plan(7, chains[:2], chains[2:], candidates, rollouts_per_replayed=2), groups)
     prefetch.save(batch, tmp_path / "ahead")
-    loaded = prefetch.load(tmp_path / "ahead", {q.id: q for q in known}.__getitem__, 7, 2)
+    loaded = prefetch.load(tmp_path / "ahead", {q.id: q for q in chains}.__getitem__, 7, 2)
     assert loaded.plan.rollout_counts(3) == batch.plan.rollout_counts(3) == [3, 3, 2, 2]
     np.testing.assert_equal(plain(loaded), plain(batch))
 
@@ -262,8 +262,8 @@ def plain(batch: prefetch.PrefetchedBatch) -> list:
             stored.append((question, t.token_ids, t.behaviour_logprobs, t.reward, t.step, t.finish, t.sound))
     for g in batch.groups:
         for r in g.rollouts:
-            known = (r.behaviour_logprobs, r.policy_step)
-            rollouts.append((g.question, g.planned_replay, r.token_ids, r.finish, r.grade, *known))
+            origin = (r.behaviour_logprobs, r.policy_step)
+            rollouts.append((g.question, g.planned_replay, r.token_ids, r.finish, r.grade, *origin))
     counts = plan.rollout_counts(3)
     return [plan.step, plan.fresh, plan.replayed, plan.round, counts, list(plan.candidates), stored, rollouts]
 

@@ -289,10 +289,10 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     elif name == "masked":
         assert all(row["reward/groups_with_signal"] < 1 and row["policy/grad_norm"] > 0 for row in done)
     elif name == "weighted":
-        known = [row["train/fresh_known"] for row in done]
-        assert known[0] == 8 / 24
-        assert known == sorted(known)
-        assert known[-1] > 0.9
+        shares = [row["train/fresh_known"] for row in done]
+        assert shares[0] == 8 / 24
+        assert shares == sorted(shares)
+        assert shares[-1] > 0.9
         assert any(row["train/fresh_between"] > 0 for row in done)
         assert any(row["policy/approx_kl"] > 0 for row in done)
     elif name == "short":

@@ -89,9 +89,9 @@ def test_a_stored_success_in_the_place_of_the_worst_row_leaves_the_groups_size_a
         assert [len(group.rollouts) for group in batch.groups] == [len(rows) for rows in batch.rows] == [k] * 8
         for group, rows in zip(batch.groups, batch.rows, strict=True):
             assert run.buffer.records[group.question.id].accuracy == group.accuracy
-            given_way = [i for i, row in enumerate(rows) if row.response is not group.rollouts[i]]
-            assert len(given_way) == group.planned_replay
-            for i in given_way:
+            places = [i for i, row in enumerate(rows) if row.response is not group.rollouts[i]]
+            assert len(places) == group.planned_replay
+            for i in places:
                 worst = min(rollout.reward for rollout in group.rollouts)
                 assert i == max(j for j, rollout in enumerate(group.rollouts) if rollout.reward == worst)
                 assert rows[i].trajectory is not None
@@ -127,11 +127,11 @@ def test_fresh_questions_rest_as_long_as_bound_and_are_known_by_all_that_was_sam
     decide_verdicts(monkeypatch, lambda q, text: int(q.id, 16) % 3 == 0 and zlib.crc32(text.encode()) % 2)
     more = ("FreshSampler.by = 'accuracy'", "FreshSampler.cooldown = 2", "DynamicSampling.max_rounds = 1")
     run = begin(warm_model, tmp_path, *more, "ModularChains.count = 80", "ReplayMixer.rho = 0.0")
-    rollout, step, asked = run.engine.rollout, [0], {}
+    rollout, step, plans = run.engine.rollout, [0], {}
     accuracies, observe = {}, run.fresh.observe
 
     def asking(plan, group_size):
-        asked.setdefault(step[0], []).extend(question.id for question in plan.fresh)
+        plans.setdefault(step[0], []).extend(question.id for question in plan.fresh)
         return rollout(plan, group_size)
 
     def observing(groups, at):
@@ -142,8 +142,8 @@ def test_fresh_questions_rest_as_long_as_bound_and_are_known_by_all_that_was_sam
     monkeypatch.setattr(run.fresh, "observe", observing)
     for step[0] in range(1, 6):
         assert run.step()["rollout/filtered_groups"] > 0
-        recent = [id for earlier in (1, 2) for id in asked.get(step[0] - earlier, [])]
-        assert not {*recent} & {*asked[step[0]]}
-        known = {id: run.fresh._accuracy[place] for id, place in run.fresh._place.items()}
-        assert {id: float(p) for id, p in known.items() if not np.isnan(p)} == accuracies
-    assert sum(len(ids) for ids in asked.values()) > len({id for ids in asked.values() for id in ids}), "some came back"
+        recent = [id for earlier in (1, 2) for id in plans.get(step[0] - earlier, [])]
+        assert not {*recent} & {*plans[step[0]]}
+        estimates = {id: run.fresh._accuracy[place] for id, place in run.fresh._place.items()}
+        assert {id: float(p) for id, p in estimates.items() if not np.isnan(p)} == accuracies
+    assert sum(len(ids) for ids in plans.values()) > len({id for ids in plans.values() for id in ids}), "some came back"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import torch
-from device import Pretended, install, said_of
+from device import Pretended, install, messages_of
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf_ranks import K, arguments, assembled_actor, experiences_of, mixed_batch
@@ -96,7 +96,7 @@ def planted(model: Path) -> dict[str, str]:
         return loss(self, log_probs, old.cpu(), *rest, **more)
 
     on_cuda = lambda: work(model, "cuda", packed=False)
-    return said_of(
+    return messages_of(
         {
             "forward": (shared, "token_stats", other_stats, on_cuda),
             "loss": (actor.MixedLoss, "forward", other_loss, on_cuda),
@@ -111,14 +111,14 @@ def main(model: Path) -> None:
     right = {packed: work(model, "cpu", packed) for packed in (False, True)}
     install()
     with Pretended():
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for packed, expected in right.items():
             got = work(model, "cuda", packed)
             differences = {name: float(np.abs(expected[name] - got[name]).max()) for name in expected}
             share = np.linalg.norm(expected["gradient"] - got["gradient"]) / np.linalg.norm(expected["gradient"])
-            found["packed" if packed else "padded"] = {**differences, "gradient": float(share)}
-        found["planted"] = planted(model)
-    print(json.dumps(found))
+            figures["packed" if packed else "padded"] = {**differences, "gradient": float(share)}
+        figures["planted"] = planted(model)
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -166,18 +166,18 @@ def install() -> None:
     torch.tensor = tensor
 
 
-def said_of(faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]]) -> dict[str, str]:
+def messages_of(faults: dict[str, tuple[Any, str, Callable[..., Any], Callable[[], Any]]]) -> dict[str, str]:
     """The error message of each work while a function of a module is replaced by a wrong one.
 
     faults: by name (module, function, wrong, work)
     """
-    said = {}
+    messages = {}
     for name, (module, function, wrong, work) in faults.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, function, wrong)
             try:
                 work()
-                said[name] = "nothing"
+                messages[name] = "nothing"
             except RuntimeError as error:
-                said[name] = str(error)
-    return said
+                messages[name] = str(error)
+    return messages

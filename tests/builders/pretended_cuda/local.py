@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from device import Pretended, install, said_of, waits
+from device import Pretended, install, messages_of, waits
 from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
 
 from exgrpo_orlhf.engines import model as shared
@@ -49,20 +49,20 @@ class Work:
             return make_engine(self.model, **settings, reference=True, **more)
 
     def score(self) -> list[float]:
-        rng, asked = np.random.default_rng(1), questions(6)
-        stored = stored_responses(asked, rng, 3)
+        rng, chains = np.random.default_rng(1), questions(6)
+        stored = stored_responses(chains, rng, 3)
         with self.here():
             scores = self.engine.score(stored)
-        measured = [one for question in asked for one in scores[question]]
+        measured = [one for question in chains for one in scores[question]]
         return [value for one in measured for value in (one.entropy, float(one.logprobs.mean()))]
 
     def responses(self) -> list[list[int]]:
         """Rollouts, answers with a seed each, greedy ones, and two turns of episodes."""
-        asked = questions(6)
+        chains = questions(6)
         with self.here():
-            groups = self.engine.rollout(Plan(1, asked, [], {}), K)
-            answers = self.engine.generate_for(asked, [[1, 2]] * 6, 0.7, 0.9)
-            answers += self.engine.generate_for(asked, [[1]] * 6, 0.0, 1.0)
+            groups = self.engine.rollout(Plan(1, chains, [], {}), K)
+            answers = self.engine.generate_for(chains, [[1, 2]] * 6, 0.7, 0.9)
+            answers += self.engine.generate_for(chains, [[1]] * 6, 0.0, 1.0)
         rollouts = [rollout for group in groups for rollout in group.rollouts] + [r for own in answers for r in own]
         texts, contexts = [[2, 3, 4], [5, 6]] * 2, [SimpleNamespace(computed=None) for _ in range(4)]
         settings: dict[str, Any] = {"end": [-1], "pad": 0, "max_new_tokens": 5, "temperature": None}
@@ -119,12 +119,15 @@ def counted(work: Callable[[], Any]) -> dict[str, int]:
 def in_float32(cpu: Work, cuda: Work, batch: MixedBatch, folder: Path) -> dict[str, Any]:
     """Differences of the pretended device from the CPU; and for a run that is saved after one update and continued on
     either device, the difference of the second update."""
-    found: dict[str, Any] = {"scores": off(cpu.score(), cuda.score()), "responses": cpu.responses() == cuda.responses()}
+    figures: dict[str, Any] = {
+        "scores": off(cpu.score(), cuda.score()),
+        "responses": cpu.responses() == cuda.responses(),
+    }
     works, straight = {"cpu": cpu, "cuda": cuda}, {}
     first = {name: work.update(batch) for name, work in works.items()}
-    found |= {what: off(first["cpu"][what], first["cuda"][what]) for what in ("policy", "loss")}
-    found["gradient"] = share_off(first["cpu"]["gradient"], first["cuda"]["gradient"])
-    found["weights"] = weights_off(first["cpu"], first["cuda"])
+    figures |= {what: off(first["cpu"][what], first["cuda"][what]) for what in ("policy", "loss")}
+    figures["gradient"] = share_off(first["cpu"]["gradient"], first["cuda"]["gradient"])
+    figures["weights"] = weights_off(first["cpu"], first["cuda"])
     for name, work in works.items():
         work.engine.save(folder / name)
         straight[name] = work.update(batch)
@@ -132,12 +135,12 @@ def in_float32(cpu: Work, cuda: Work, batch: MixedBatch, folder: Path) -> dict[s
         for name, work in works.items():
             engine = work.resume(folder / saved)
             optimizer, again = engine._update.optimizer, work.update(batch, engine)
-            found[f"{saved} to {name}"] = {
+            figures[f"{saved} to {name}"] = {
                 "weights": weights_off(straight[saved], again),
                 "fused": optimizer.param_groups[0]["fused"],
                 "steps": sorted({state["step"].device.type for state in optimizer.state.values()}),
             }
-    return found
+    return figures
 
 
 def in_bfloat16(cpu: Work, cuda: Work, batch: MixedBatch) -> dict[str, Any]:
@@ -170,9 +173,9 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
     passes = dict.fromkeys((cuda.engine.forward, cuda.engine._update.reference), 0)
     call = forward.PolicyForward.__call__
 
-    def count(self: forward.PolicyForward, *given: Any) -> Any:
+    def count(self: forward.PolicyForward, *arguments: Any) -> Any:
         passes[self] += 1
-        return call(self, *given)
+        return call(self, *arguments)
 
     with cuda.here(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(forward.PolicyForward, "__call__", count)
@@ -188,7 +191,7 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
 def planted(cuda: Work, batch: MixedBatch) -> dict[str, str]:
     """The error messages if a tensor was left on the CPU."""
     stats, sample, tokens = shared.token_stats, generation.sample, update.TokenBatch
-    return said_of(
+    return messages_of(
         {
             "score": (shared, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
             "rollout": (generation, "sample", lambda logits, t, u, p: sample(logits, t, u.cpu(), p), cuda.responses),
@@ -207,12 +210,12 @@ def main(model: Path, folder: Path) -> None:
     cpu = Work(model, "cpu", steps=1)
     batch = mixed_batch(cpu.engine)
     install()
-    found = {"float32": in_float32(cpu, Work(model, "cuda", steps=1), batch, folder)}
+    figures = {"float32": in_float32(cpu, Work(model, "cuda", steps=1), batch, folder)}
     bfloat16 = Work(model, "cuda", "bfloat16")
-    found["bfloat16"] = in_bfloat16(Work(model, "cpu"), bfloat16, batch)
-    found["waits"] = waiting(bfloat16, batch)
-    found["planted"] = planted(bfloat16, batch)
-    print(json.dumps(found))
+    figures["bfloat16"] = in_bfloat16(Work(model, "cpu"), bfloat16, batch)
+    figures["waits"] = waiting(bfloat16, batch)
+    figures["planted"] = planted(bfloat16, batch)
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -104,10 +104,10 @@ def test_whole_responses_have_the_frequencies_of_the_policy(temperature):
             return {response: p}
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0, -1].double()
-        found = {}
+        endings = {}
         for token, share in enumerate((logits / temperature).softmax(0).tolist()):
-            found |= probabilities(prompt, (*response, token), p * share)
-        return found
+            endings |= probabilities(prompt, (*response, token), p * share)
+        return endings
 
     for prompt, part in (([2, 3], sampled[:n]), ([4, 2, 3, 2], sampled[n:])):
         expected = probabilities(prompt)
@@ -318,14 +318,14 @@ def test_a_seeded_response_depends_on_its_seed_and_not_on_the_rows_beside_it():
 def turns(model, keep, count=3):
     """What each episode has after some turns, with an observation of 0 to 3 tokens after each. Episodes end."""
     rng = np.random.default_rng(2)
-    playing = {i: prompt for i, prompt in enumerate(repeated_prompts((3, 9, 4, 7), 3))}
+    playing = dict(enumerate(repeated_prompts((3, 9, 4, 7), 3)))
     episodes, texts = [SimpleNamespace(computed=None) for _ in playing], dict(playing)
     for turn in range(count):
-        asked = list(texts.values())
+        prompts = list(texts.values())
         settings = {"end": ENDS, "pad": 0, "max_new_tokens": 40, "limits": [40 - i for i in texts], "temperature": 1.0}
         contexts = [episodes[i] for i in texts] if keep else ()
-        given = generate(model, asked, seeds=[100 * turn + i for i in texts], contexts=contexts, **settings)
-        for i, one in zip(texts, given, strict=True):
+        rollouts = generate(model, prompts, seeds=[100 * turn + i for i in texts], contexts=contexts, **settings)
+        for i, one in zip(texts, rollouts, strict=True):
             playing[i] = [*texts[i], *one.token_ids.tolist()]
         texts = {i: [*playing[i], *rng.integers(2, 18, i % 4).tolist()] for i in texts if i % 5 != turn}
     return list(playing.values()), episodes

@@ -54,12 +54,12 @@ def test_selection_takes_the_extreme_of_the_score_over_exactly_the_response(warm
     the entropy at temperature 1, the perplexity at the sampling temperature."""
     engine = make_engine(warm_model, sampling=Sampling(temperature=temperature, max_response_tokens=24))
     rng = np.random.default_rng(1)
-    asked = questions(12)
-    candidates = stored_responses(asked, rng, 5)
+    chains = questions(12)
+    candidates = stored_responses(chains, rng, 5)
     selector = TrajectorySelector(by, prefer)
     scores = engine.score(selector.to_score(candidates))
     chosen = selector.choose(candidates, scores, rng)
-    for question in asked:
+    for question in chains:
         stored, prompt = candidates[question], engine.prompts.encode(question)
         plain = [plain_stats(engine.model, prompt, t.token_ids, temperature) for t in stored]
         entropies = [float(entropy.mean()) for _, entropy in plain]
@@ -68,8 +68,8 @@ def test_selection_takes_the_extreme_of_the_score_over_exactly_the_response(warm
         assert [np.exp(-one.logprobs.mean()) for one in scores[question]] == pytest.approx(perplexities, rel=1e-5)
         extreme = np.argmin if prefer == "lowest" else np.argmax
         assert chosen[question.id] is stored[int(extreme(entropies if by == "entropy" else perplexities))]
-    shortest = sum(len(chosen[q.id]) == min(map(len, candidates[q])) for q in asked)
-    assert shortest < len(asked), "a length bias would take the shortest every time"
+    shortest = sum(len(chosen[q.id]) == min(map(len, candidates[q])) for q in chains)
+    assert shortest < len(chains), "a length bias would take the shortest every time"
 
 
 def test_scores_do_not_depend_on_the_token_budget(warm_model):
@@ -98,21 +98,21 @@ def test_little_of_a_micro_batch_is_padding(budget):
 # -- sampling ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("asked_for", "beside"), [(None, K - 1), (2, 2), (1, 1)])
-def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(warm_model, asked_for, beside):
+@pytest.mark.parametrize(("setting", "beside"), [(None, K - 1), (2, 2), (1, 1)])
+def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(warm_model, setting, beside):
     """T9: nothing is generated for the stored row. Or as many as Plan.rollouts_per_replayed asks for."""
-    asked = questions(5)
-    groups = make_engine(warm_model).rollout(Plan(1, asked[:3], asked[3:], {}, rollouts_per_replayed=asked_for), K)
-    assert [group.question for group in groups] == asked
+    chains = questions(5)
+    groups = make_engine(warm_model).rollout(Plan(1, chains[:3], chains[3:], {}, rollouts_per_replayed=setting), K)
+    assert [group.question for group in groups] == chains
     assert [len(group.rollouts) for group in groups] == [K, K, K, beside, beside]
     assert [group.planned_replay for group in groups] == [False] * 3 + [True] * 2
 
 
 def test_sampling_depends_on_seed_step_and_round_alone_and_leaves_the_global_generator_alone(warm_model):
-    engine, asked = make_engine(warm_model), questions(4)
+    engine, chains = make_engine(warm_model), questions(4)
 
     def sample(used, step, round=0):
-        return [r.token_ids.tolist() for g in used.rollout(Plan(step, asked, [], {}, round), K) for r in g.rollouts]
+        return [r.token_ids.tolist() for g in used.rollout(Plan(step, chains, [], {}, round), K) for r in g.rollouts]
 
     torch.manual_seed(7)
     before = torch.random.get_rng_state()

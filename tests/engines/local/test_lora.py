@@ -107,8 +107,8 @@ def test_the_gradient_of_a_and_b_is_that_through_merged_weights(warm_model, sett
     for name, matrix in matrices.items():
         assert matrix.grad.abs().max() > 1e-5, name
         torch.testing.assert_close((before[name] - after[name]).double(), matrix.grad, atol=1e-5 * largest, rtol=1e-4)
-    for found, expected in zip(stats.policy_logprobs, measured, strict=True):
-        assert found == pytest.approx(expected.numpy(), abs=LOGPROB_ERROR)
+    for logprobs, expected in zip(stats.policy_logprobs, measured, strict=True):
+        assert logprobs == pytest.approx(expected.numpy(), abs=LOGPROB_ERROR)
     assert_equal(frozen(engine), kept)
 
 
@@ -155,9 +155,9 @@ def test_every_path_computes_what_the_saved_merged_model_does(any_model, tmp_pat
     engine.save(tmp_path / "checkpoint")
     plain = make_engine(tmp_path / "checkpoint")
     base = make_engine(any_model)
-    asked = questions(6)
-    stored = stored_responses(asked, np.random.default_rng(0), each=4)
-    rows = [ForwardRow(engine.prompts.encode(q), t.token_ids) for q in asked for t in stored[q]]
+    chains = questions(6)
+    stored = stored_responses(chains, np.random.default_rng(0), each=4)
+    rows = [ForwardRow(engine.prompts.encode(q), t.token_ids) for q in chains for t in stored[q]]
     far = 0.0
     assert engine.forward.packs == plain.forward.packs
     for pack in (False, True)[: 1 + engine.forward.packs]:
@@ -167,10 +167,10 @@ def test_every_path_computes_what_the_saved_merged_model_does(any_model, tmp_pat
         torch.testing.assert_close(ours_h, theirs_h, atol=LOGPROB_ERROR, rtol=0)
         far = max(far, float((ours - other).abs().max()))
     assert far > 0.01, "the adapter does something"
-    plan = Plan(1, asked, [], {})
+    plan = Plan(1, chains, [], {})
     for ours, theirs in zip(engine.rollout(plan, 4), plain.rollout(plan, 4), strict=True):
         assert [one.token_ids.tolist() for one in ours.rollouts] == [one.token_ids.tolist() for one in theirs.rollouts]
-    prompts = [engine.prompts.encode(q) for q in asked]
+    prompts = [engine.prompts.encode(q) for q in chains]
     greedy = [engine.generate(prompts, range(6), 0.0, 1.0), plain.generate(prompts, range(6), 0.0, 1.0)]
     assert [one.token_ids.tolist() for one in greedy[0]] == [one.token_ids.tolist() for one in greedy[1]]
 
@@ -209,11 +209,11 @@ def test_a_checkpoint_holds_merged_weights_and_the_adapter_that_the_run_goes_on_
     folder.mkdir()
     engine.save(folder)
     base = AutoModelForCausalLM.from_pretrained(any_model, dtype=torch.float32)
-    whole, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    merged, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     opened = peft.PeftModel.from_pretrained(base, folder / "adapter").merge_and_unload()
-    assert_equal(dict(whole.named_parameters()), dict(opened.named_parameters()))
+    assert_equal(dict(merged.named_parameters()), dict(opened.named_parameters()))
     assert json.loads((folder / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
         any_model
     )

@@ -77,8 +77,8 @@ EPISODES = [
 ]
 
 
-def assert_same(found, expected) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
+def assert_same(tensors, expected) -> None:
+    for ours, theirs in zip(tensors, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=SAME * float(theirs.abs().max()), rtol=0)
 
 
@@ -107,11 +107,11 @@ def test_statistics_and_gradients_equal_those_of_padded_rows(config, rows):
     assert forward.packs
     expected = forward(rows)
     slopes = gradients(model, expected)
-    found = forward(rows, pack=True)
-    assert_same(found, expected)
-    assert_same(gradients(model, found), slopes)
+    outputs = forward(rows, pack=True)
+    assert_same(outputs, expected)
+    assert_same(gradients(model, outputs), slopes)
     alone = plain_stats(model, rows[0].prompt, Rollout(rows[0].response, "stop", actions=rows[0].actions), 0.8)[0]
-    torch.testing.assert_close(found[0][: len(alone)].double(), alone, atol=1e-4, rtol=0)
+    torch.testing.assert_close(outputs[0][: len(alone)].double(), alone, atol=1e-4, rtol=0)
     # And after packed rows, padded ones are computed to the bit as before.
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(forward(rows), expected, strict=True))
 
@@ -211,7 +211,7 @@ def test_all_layers_keep_one_mask_of_the_responses_and_none_of_the_prompts():
 def test_a_prompt_is_computed_once_and_nothing_is_padded():
     model, tokens = model_of(LLAMA), []
     forward = PolicyForward(model, 1.0, torch.float32)
-    model.model.layers[0].mlp.register_forward_hook(lambda _, given, out: tokens.append(given[0].numel() // 48))
+    model.model.layers[0].mlp.register_forward_hook(lambda _, inputs, out: tokens.append(inputs[0].numel() // 48))
     rows = rows_of((20, (3, 9, 1, 25)), (7, (4, 4)))
     with torch.no_grad():
         forward(rows, pack=True)
@@ -316,8 +316,8 @@ def test_an_update_of_several_steps_and_passes_equals_that_of_padded_rows(sharp_
     for settings in ({}, {"micro_batch_tokens": 50}, {"gradient_checkpointing": True}):
         ours, statistics, _ = updated(sharp_model, pack=True, **settings)
         torch.testing.assert_close(ours, moved, atol=bound, rtol=0)
-        for found, expected in zip(statistics, measured, strict=True):
-            assert found == pytest.approx(expected, abs=1e-4)
+        for values, expected in zip(statistics, measured, strict=True):
+            assert values == pytest.approx(expected, abs=1e-4)
 
 
 def test_gradient_checkpointing_computes_packed_rows_again_as_they_were(sharp_model):

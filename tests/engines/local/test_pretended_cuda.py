@@ -68,30 +68,30 @@ def actor(device, warm_model) -> dict[str, Any]:
 
 def test_in_float32_the_local_engine_computes_on_cuda_what_it_does_on_a_cpu(local):
     """Scores, rollouts, answers with and without a temperature, an update with a KL term and checkpointed layers."""
-    found = local["float32"]
-    assert found["responses"], "rollouts and answers, token by token"
-    assert (found["scores"], found["policy"], found["loss"]) == (0, 0, 0)
-    assert found["gradient"] < 2e-6, "of its norm: a few roundings of float32, 6e-8 each, in two layers"
+    figures = local["float32"]
+    assert figures["responses"], "rollouts and answers, token by token"
+    assert (figures["scores"], figures["policy"], figures["loss"]) == (0, 0, 0)
+    assert figures["gradient"] < 2e-6, "of its norm: a few roundings of float32, 6e-8 each, in two layers"
     # If the gradient is far above that, Adam's step differs only by its kernel: fused, or a loop.
-    assert found["weights"] < RATE / 200
+    assert figures["weights"] < RATE / 200
 
 
 @pytest.mark.parametrize("saved", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_a_checkpoint_of_either_device_is_continued_on_either(local, saved, name):
     """With the Adam of the device that continues: on CUDA the fused one, whose step counters are on CUDA."""
-    found = local["float32"][f"{saved} to {name}"]
-    assert found["weights"] < (RATE / 200 if saved != name else 1e-12)
-    assert found["fused"] is (True if name == "cuda" else None)
-    assert found["steps"] == [name]
+    figures = local["float32"][f"{saved} to {name}"]
+    assert figures["weights"] < (RATE / 200 if saved != name else 1e-12)
+    assert figures["fused"] is (True if name == "cuda" else None)
+    assert figures["steps"] == [name]
 
 
 def test_in_bfloat16_the_local_engine_stays_near_float32_and_keeps_its_cache_in_bfloat16(local):
-    found = local["bfloat16"]
-    assert found["cache"] == ["ReservedLayer torch.bfloat16 torch.bfloat16"]
-    assert found["log-probs"] < 0.05
-    assert found["cosine"] > 0.9, "of the updates"
-    assert found["same responses"] > 0.5
+    figures = local["bfloat16"]
+    assert figures["cache"] == ["ReservedLayer torch.bfloat16 torch.bfloat16"]
+    assert figures["log-probs"] < 0.05
+    assert figures["cosine"] > 0.9, "of the updates"
+    assert figures["same responses"] > 0.5
 
 
 def test_generation_waits_for_the_device_once_a_token_and_once_in_many_for_finite_logits(local):
@@ -123,9 +123,9 @@ def test_a_tensor_left_on_the_cpu_stops_the_local_engine_and_the_operation_is_na
 @pytest.mark.parametrize("rows", ["padded", "packed"])
 def test_openrlhfs_actor_computes_on_cuda_what_it_does_on_a_cpu(actor, rows):
     """In bfloat16, as OpenRLHF holds its weights: log-probs, entropies and every metric of an update."""
-    found = actor[rows]
-    assert (found["log_probs"], found["entropies"], found["status"]) == (0, 0, 0)
-    assert found["gradient"] < 0.02, "of its norm: a few roundings of bfloat16, 0.004 each, in two layers"
+    figures = actor[rows]
+    assert (figures["log_probs"], figures["entropies"], figures["status"]) == (0, 0, 0)
+    assert figures["gradient"] < 0.02, "of its norm: a few roundings of bfloat16, 0.004 each, in two layers"
 
 
 @pytest.mark.openrlhf

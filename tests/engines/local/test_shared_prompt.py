@@ -71,9 +71,9 @@ def attended(monkeypatch) -> list[int]:
     rows, attend = [], SharedPromptCache.attend
 
     def count(self, query, key, value):
-        found = attend(self, query, key, value)
+        output = attend(self, query, key, value)
         rows.append(len(key))
-        return found
+        return output
 
     monkeypatch.setattr(SharedPromptCache, "attend", count)
     return rows
@@ -82,8 +82,8 @@ def attended(monkeypatch) -> list[int]:
 def responses(model, *, counts=COUNTS, lengths=LENGTHS, tokens=24, **settings):
     prompts = repeated_prompts(lengths, counts)
     torch.manual_seed(1)
-    found = generate(model, prompts, end=[1, 5], pad=0, max_new_tokens=tokens, **settings)
-    return [(rollout.token_ids.tolist(), rollout.finish) for rollout in found]
+    rollouts = generate(model, prompts, end=[1, 5], pad=0, max_new_tokens=tokens, **settings)
+    return [(rollout.token_ids.tolist(), rollout.finish) for rollout in rollouts]
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
@@ -117,13 +117,13 @@ def continued(model, dropping=(), dtype=torch.float32):
     """Logits (rows, V) of each of 6 positions of a batch, and of forward passes over whole sequences in float32."""
     prompts, owner = repeated_prompts(LENGTHS, 1), [i for i, count in enumerate(COUNTS) for _ in range(count)]
     sequences = [list(prompts[i]) for i in owner]
-    rng, found = np.random.default_rng(1), []
+    rng, logits = np.random.default_rng(1), []
     with torch.no_grad():
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             rows = Batch(model, prompts, owner, 0, 6)
         for position in range(6):
             expected = [model(torch.tensor([sequence])).logits[0, -1] for sequence in sequences]
-            found.append((rows.logits.float(), torch.stack(expected)))
+            logits.append((rows.logits.float(), torch.stack(expected)))
             if position in dropping:
                 kept = torch.from_numpy(np.sort(rng.permutation(len(sequences))[: len(sequences) // 2]))
                 sequences = [sequences[i] for i in rows.keep(kept)]
@@ -132,7 +132,7 @@ def continued(model, dropping=(), dtype=torch.float32):
                 sequence.append(int(token))
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
                 rows.append(torch.from_numpy(tokens))
-    return found
+    return logits
 
 
 @pytest.mark.parametrize("dropping", [(), (0, 2, 3)], ids=["all rows stay", "rows end"])
@@ -147,9 +147,9 @@ def test_under_autocast_logits_are_as_near_to_float32_as_those_of_copied_prompts
     model = random_model(CONFIGS["llama"])
 
     def error() -> float:
-        found = continued(model, dropping=(1,), dtype=torch.bfloat16)
+        logits = continued(model, dropping=(1,), dtype=torch.bfloat16)
         return float(
-            torch.cat([(ours.softmax(1) - expected.softmax(1)).abs().sum(1) for ours, expected in found]).mean()
+            torch.cat([(ours.softmax(1) - expected.softmax(1)).abs().sum(1) for ours, expected in logits]).mean()
         )
 
     ours = error()
@@ -169,17 +169,17 @@ def test_other_models_are_given_copies(config, attended, monkeypatch):
 
 def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(attended, monkeypatch):
     """Here capped scores, which this model's own attention does not know either. Some rows have ended by then."""
-    model, asked = random_model(CONFIGS["llama"]).double(), []
+    model, implementations = random_model(CONFIGS["llama"]).double(), []
 
     def ask(module, args, kwargs):
-        asked.append(model.config._attn_implementation)
+        implementations.append(model.config._attn_implementation)
         return args, {**kwargs, "softcap": 50.0}
 
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
     ours = responses(model, temperature=1.0)
     assert not attended
-    assert asked.count(attention.SHARED) == 1
+    assert implementations.count(attention.SHARED) == 1
     monkeypatch.setattr(batch, "fits", lambda *_: False)
     theirs = responses(model, temperature=1.0)
     assert ours == theirs
@@ -237,13 +237,13 @@ def test_the_models_own_attention_is_back_after_every_token_and_every_error():
 
 def test_prompts_are_shared_after_an_update_with_packed_rows_too(attended):
     """Packing leaves its own attention function in the model's configuration."""
-    model, asked = random_model(CONFIGS["llama"]), repeated_prompts(LENGTHS, 4)
+    model, prompts = random_model(CONFIGS["llama"]), repeated_prompts(LENGTHS, 4)
     settings = {"end": [1], "pad": 0, "max_new_tokens": 6, "temperature": None}
-    before = generate(model, asked, **settings)
+    before = generate(model, prompts, **settings)
     calls, forward = len(attended), PolicyForward(model, 1.0, torch.float32)
-    rows = [ForwardRow(prompt, rollout.token_ids) for prompt, rollout in zip(asked, before, strict=True)]
+    rows = [ForwardRow(prompt, rollout.token_ids) for prompt, rollout in zip(prompts, before, strict=True)]
     forward(rows, pack=True)[0].sum().backward()
-    after = generate(model, asked, **settings)
+    after = generate(model, prompts, **settings)
     assert len(attended) == 2 * calls > 0
     assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, after, strict=True))
 

@@ -141,8 +141,8 @@ def test_short_groups_in_two_steps_and_two_passes_equal_a_plain_loop(warm_model,
     use_sgd(engine, rate)
     stats = engine.update(batch, MixedPolicyLoss(normalizer=normalizer, ratio=ratio, response_length=24))
     assert_moved(engine, start, batch, model, steps=2 * steps)
-    for found, old in zip(stats.behaviour_logprobs, of_rows, strict=True):
-        assert found == pytest.approx(old.numpy(), abs=LOGPROB_ERROR)
+    for logprobs, old in zip(stats.behaviour_logprobs, of_rows, strict=True):
+        assert logprobs == pytest.approx(old.numpy(), abs=LOGPROB_ERROR)
 
 
 @pytest.mark.parametrize(("groups", "steps", "passes", "last"), [(6, 2, 3, 5), (1, 4, 2, 1)])
@@ -152,8 +152,8 @@ def test_passes_and_steps_per_batch_multiply_and_every_pass_covers_the_batch(
     """A single group takes one step a pass, however many are asked for. last: the last optimiser step, from 0"""
     optimizer = Optimizer(learning_rate=1e-3, warmup_steps=100, steps_per_batch=steps, passes_per_batch=passes)
     engine = make_engine(warm_model, optimizer=optimizer)
-    whole = mixed_batch(engine)
-    batch = MixedBatch(whole.groups[:groups], whole.rows[:groups], K)
+    full_batch = mixed_batch(engine)
+    batch = MixedBatch(full_batch.groups[:groups], full_batch.rows[:groups], K)
     measured, make = [], TokenBatch.__init__
 
     def counted(self, **values):
@@ -207,8 +207,8 @@ def test_an_ungradable_row_counts_in_the_normalisers_of_entropy_and_kl_and_has_n
     plain_update(policy, engine, batch, behaviour, reference=reference, **terms)
     expected = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]).float()
     bound = float32_error(weights(engine), batch, expected, steps=1)
-    found = gradient(engine, batch, MixedPolicyLoss(response_length=24, **terms))
-    torch.testing.assert_close(found, expected, atol=bound, rtol=0)
+    slope = gradient(engine, batch, MixedPolicyLoss(response_length=24, **terms))
+    torch.testing.assert_close(slope, expected, atol=bound, rtol=0)
 
 
 def test_gradient_checkpointing_changes_nothing_but_memory(warm_model):

@@ -30,11 +30,11 @@ def hybrid_model(raw_model, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("flag", ["ds.packing_samples", "train.dynamic_batch_enable"])
 def test_packing_is_refused_for_a_model_whose_rows_it_would_mix(hybrid_model, flag):
-    said = (
+    message = (
         r"ds\.packing_samples cannot be used with BambaForCausalLM and ds\.attn_implementation = 'sdpa': .* nats; "
         r"leave out ds\.packing_samples, and train\.dynamic_batch_enable"
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         make_actor(hybrid_model, **{flag: True, "train.max_tokens_per_gpu": 64})
 
 

@@ -119,34 +119,34 @@ def resolved(where: str) -> Any:
     """'package.module:Name.attribute'; of an actor class the class under it, and also of a class of ours that another
     test of this process has put in its place."""
     module, _, names = where.partition(":")
-    found = importlib.import_module(module)
+    target = importlib.import_module(module)
     for name in filter(None, names.split(".")):
-        found = getattr(found, name)
-        found = getattr(getattr(found, "__ray_metadata__", None), "modified_class", found)
-        if isinstance(found, type) and found.__module__.startswith("exgrpo_orlhf."):
-            found = found.__mro__[1]
-    return found
+        target = getattr(target, name)
+        target = getattr(getattr(target, "__ray_metadata__", None), "modified_class", target)
+        if isinstance(target, type) and target.__module__.startswith("exgrpo_orlhf."):
+            target = target.__mro__[1]
+    return target
 
 
 def differences(contract: list[tuple[str, str]], versions: dict[str, str]) -> list[str]:
     """What is not there as expected, a line each."""
-    found = []
+    lines = []
     for package, version in versions.items():
         try:
             installed = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             installed = "nothing"
         if installed.partition("+")[0] != version:
-            found.append(f"{package}: {installed} is installed, not {version}")
+            lines.append(f"{package}: {installed} is installed, not {version}")
     for where, pieces in contract:
         try:
             source = squeezed(inspect.getsource(resolved(where)))
         except (ImportError, AttributeError) as error:
-            found.append(f"{where}: {error}")
+            lines.append(f"{where}: {error}")
             continue
         missing = [piece for piece in pieces.split(" | ") if squeezed(piece) not in source]
-        found += [f"{where}: does not say {piece!r}" for piece in missing]
-    return found
+        lines += [f"{where}: does not say {piece!r}" for piece in missing]
+    return lines
 
 
 def squeezed(source: str) -> str:
@@ -154,22 +154,22 @@ def squeezed(source: str) -> str:
 
 
 def test_everything_the_engine_relies_on_is_there():
-    found = differences(CONTRACT, VERSIONS)
-    assert not found, "\n" + "\n".join(found)
+    lines = differences(CONTRACT, VERSIONS)
+    assert not lines, "\n" + "\n".join(lines)
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "words"),
     [
         ((f"{POLICY}.no_such_method", ""), "no_such_method"),
         (("openrlhf.no_such_module:X", ""), "no_such_module"),
         ((f"{STEPS}.ppo_train", "drop_last=True | drop_last=False"), "'drop_last=False'"),
     ],
 )
-def test_a_difference_is_found_and_named(broken, said):
-    (found,) = differences([broken], {})
-    assert found.startswith(broken[0])
-    assert said in found
+def test_a_difference_is_found_and_named(broken, words):
+    (line,) = differences([broken], {})
+    assert line.startswith(broken[0])
+    assert words in line
 
 
 def test_another_version_is_found_and_named():
@@ -211,9 +211,9 @@ def openrlhf_parser() -> argparse.ArgumentParser:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", stop)
         patch.setattr(sys, "argv", [PROGRAM])
-        with pytest.raises(_Parser) as found:
+        with pytest.raises(_Parser) as raised:
             runpy.run_module(PROGRAM, run_name="__main__")
-    return found.value.args[0]
+    return raised.value.args[0]
 
 
 @pytest.fixture(scope="module")

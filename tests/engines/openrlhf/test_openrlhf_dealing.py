@@ -101,8 +101,8 @@ def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, 
     split = maker.split_rollout_samples(rows)
     experiences = keep_order(split, args)
     assert [len(e.sequences) for e in experiences] == [16, 16]
-    found = [ids[mask.bool()] for e in experiences for ids, mask in zip(e.sequences, e.attention_mask, strict=True)]
-    assert all(torch.equal(one, row.sequences[0]) for one, row in zip(found, rows, strict=True))
+    token_ids = [ids[mask.bool()] for e in experiences for ids, mask in zip(e.sequences, e.attention_mask, strict=True)]
+    assert all(torch.equal(one, row.sequences[0]) for one, row in zip(token_ids, rows, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_
     engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=1e-9, steps_per_batch=2))
     expected = engine.update(batch, LOSS).metrics
     bindings = ("Optimizer.learning_rate = 1e-9", "Optimizer.steps_per_batch = 2")
-    found = fit(make_actor(warm_model, *bindings, **flags), batch)
+    metrics = fit(make_actor(warm_model, *bindings, **flags), batch)
     for name in ("policy/loss", "policy/grad_norm"):
-        assert found[name] == pytest.approx(expected[name], rel=0.02, abs=1e-4)
+        assert metrics[name] == pytest.approx(expected[name], rel=0.02, abs=1e-4)
 
 
 def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_the_same():
@@ -172,11 +172,11 @@ def test_what_a_rank_writes_is_hashed_there_and_damage_is_refused_before_ray_is_
     assert len(states) == 2, "of the model and of the optimiser"
     assert {"model.safetensors", "config.json", "tokenizer.json"} | states <= hashed.keys()
     for path in [*files, saved / "model.safetensors"]:
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(checkpoints.UnusableCheckpoint, match=f"{path}: the content is not what was saved"):
             train(x, tmp_path, resume=True, tracking_uri="unused", tags={})
-        path.write_bytes(whole)
+        path.write_bytes(content)
     assert checkpoints.to_resume(tmp_path, dict(x.identity), name=None, contents=True, base=None) == saved
     assert not ray.is_initialized()
 

@@ -26,15 +26,15 @@ def node(**resources: float) -> dict:
 NODE = node(CPU=96.0, GPU=8.0)
 
 
-def job(**given: str) -> dict[str, str]:
-    """What Ray 2.55 sets in the driver of a submitted job. given: the job's own runtime environment"""
+def job(**variables: str) -> dict[str, str]:
+    """What Ray 2.55 sets in the driver of a submitted job. variables: the job's own runtime environment"""
     return {
-        JOB_CONFIG: json.dumps({"runtime_env": {"env_vars": given}, "metadata": {}}),
+        JOB_CONFIG: json.dumps({"runtime_env": {"env_vars": variables}, "metadata": {}}),
         "OMP_NUM_THREADS": "1",
         "RAY_ADDRESS": "10.0.0.1:6379",
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
         "RAY_worker_niceness": "0",
-        **given,
+        **variables,
     }
 
 
@@ -104,10 +104,10 @@ def test_adam_on_the_cpu_gets_a_gpus_share_of_the_scarcest_nodes_cpus_unless_a_n
 
 
 def test_variables_of_a_submitted_job_are_not_passed_on_again():
-    given = {"HF_TOKEN": "secret", "NCCL_DEBUG": "WARN"}
-    assert without_job_env(given, job(HF_TOKEN="secret")) == {"NCCL_DEBUG": "WARN"}
+    variables = {"HF_TOKEN": "secret", "NCCL_DEBUG": "WARN"}
+    assert without_job_env(variables, job(HF_TOKEN="secret")) == {"NCCL_DEBUG": "WARN"}
     for none in ("{}", '{"runtime_env": {}}', '{"runtime_env": null}'):
-        assert without_job_env(given, {JOB_CONFIG: none}) == without_job_env(given, {}) == given
+        assert without_job_env(variables, {JOB_CONFIG: none}) == without_job_env(variables, {}) == variables
 
 
 # -- Ray itself -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def in_the_workers(address: str) -> dict:
 @pytest.mark.slow
 def test_a_variable_of_the_driver_arrives_in_the_workers_of_a_cluster_that_was_started_without_it(cluster):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = pool.submit(in_the_workers, cluster).result(timeout=900)
-    assert found["plain"] == {"NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": "23", "OMP_NUM_THREADS": "5"}
-    assert found["chosen"] == {"OMP_NUM_THREADS": "3"}
-    assert found["with_adam"] == {**found["plain"], "OMP_NUM_THREADS": "3"}
+        environments = pool.submit(in_the_workers, cluster).result(timeout=900)
+    assert environments["plain"] == {"NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": "23", "OMP_NUM_THREADS": "5"}
+    assert environments["chosen"] == {"OMP_NUM_THREADS": "3"}
+    assert environments["with_adam"] == {**environments["plain"], "OMP_NUM_THREADS": "3"}

@@ -77,7 +77,7 @@ def start(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "message"),
     [
         ("vllm.num_engine", r"no flag 'vllm\.num_engine'; nearest: .*vllm\.num_engines"),
         ("ds.zero_stages", r"no flag 'ds\.zero_stages'; nearest: .*ds\.zero_stage"),
@@ -88,15 +88,15 @@ def start(tmp_path, monkeypatch):
         ("--ds.zero_stage", "without dashes, got --ds.zero_stage"),
     ],
 )
-def test_an_unknown_flag_is_refused_and_the_nearest_named(raw_model, start, flag, said):
-    with pytest.raises(ValueError, match=rf"^OpenRLHF\.flags: .*{said}"):
+def test_an_unknown_flag_is_refused_and_the_nearest_named(raw_model, start, flag, message):
+    with pytest.raises(ValueError, match=rf"^OpenRLHF\.flags: .*{message}"):
         start(raw_model, **{flag: 1})
 
 
 @pytest.mark.parametrize(("flag", "reason"), (flags.REFUSED | flags.BOUND).items())
 def test_a_flag_that_is_refused_or_decided_by_a_binding_gives_the_reason(flag, reason):
-    said = f"is decided by {reason}" if flag in flags.BOUND else f"cannot be used here: {reason}"
-    with pytest.raises(ValueError, match=re.escape(said)):
+    message = f"is decided by {reason}" if flag in flags.BOUND else f"cannot be used here: {reason}"
+    with pytest.raises(ValueError, match=re.escape(message)):
         flags.check({flag.replace("*", "enable"): 1})
 
 
@@ -200,9 +200,9 @@ def test_the_warm_up_has_exactly_as_many_steps_as_bound(raw_model):
 
 
 def test_switches_and_values_become_arguments_and_none_leaves_a_flag_out():
-    given = {"a.b": 1, "a.c": True, "a.d": (0.9, 0.99), "a.e": False, "a.f": None, "a.g": 0.0, "a.h": 0, "a.i": "x y"}
+    values = {"a.b": 1, "a.c": True, "a.d": (0.9, 0.99), "a.e": False, "a.f": None, "a.g": 0.0, "a.h": 0, "a.i": "x y"}
     expected = ["--a.b", "1", "--a.c", "--a.d", "0.9", "0.99", "--a.g", "0.0", "--a.h", "0", "--a.i", "x y"]
-    assert flags.as_arguments(given) == expected
+    assert flags.as_arguments(values) == expected
 
 
 def test_parsing_leaves_no_trace(raw_model):
@@ -281,8 +281,8 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_layout_that_cannot_run_is_refused_before_anything_starts(raw_model, start, name):
-    bindings, more, said = REFUSALS[name]
-    with pytest.raises(ValueError, match=said):  # ConfigError and LaunchError are
+    bindings, more, message = REFUSALS[name]
+    with pytest.raises(ValueError, match=message):  # ConfigError and LaunchError are
         start(raw_model, *bindings, **more)
 
 
@@ -370,29 +370,29 @@ def test_what_can_be_run_is_started(raw_model, start):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("bindings", "more", "said"),
+    ("bindings", "more", "message"),
     [
         ([], {"vllm.num_engine": 1}, "nearest: vllm.num_engines"),
         (["OpenRLHF.ray_address = '127.0.0.1:1'"], {}, "OpenRLHF.ray_address = '127.0.0.1:1'"),
     ],
     ids=["unknown flag", "no Ray at the address"],
 )
-def test_the_command_ends_with_one_line_that_names_the_reason(raw_model, tmp_path, bindings, more, said):
+def test_the_command_ends_with_one_line_that_names_the_reason(raw_model, tmp_path, bindings, more, message):
     sets = [part for binding in layout_bindings(raw_model, *bindings, **more) for part in ("--set", binding)]
     command = [sys.executable, "scripts/train.py", "--gin", "gin/toy.gin", "--out", str(tmp_path / "run"), *sets]
-    found = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=900)
-    assert found.returncode in (1, 2), found.stderr
-    errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, found.stderr
-    assert said in errors[0]
-    assert "Traceback" not in found.stderr
+    process = subprocess.run(command, cwd=ROOT, env={**os.environ}, capture_output=True, text=True, timeout=900)
+    assert process.returncode in (1, 2), process.stderr
+    errors = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, process.stderr
+    assert message in errors[0]
+    assert "Traceback" not in process.stderr
 
 
 def test_the_key_of_weights_and_biases_goes_by_the_environment_and_a_redacted_one_switches_it_on(
     raw_model, monkeypatch, caplog
 ):
     key = "0123456789abcdef" * 3
-    for given, variable, passed, left in (
+    for bound_key, variable, passed, left in (
         (key, None, REDACTED, key),
         (key, "of the environment", REDACTED, "of the environment"),
         (REDACTED, key, REDACTED, key),
@@ -402,7 +402,7 @@ def test_the_key_of_weights_and_biases_goes_by_the_environment_and_a_redacted_on
         monkeypatch.delenv("WANDB_API_KEY", raising=False)
         if variable is not None:
             monkeypatch.setenv("WANDB_API_KEY", variable)
-        x = experiment(raw_model, f"OpenRLHF.more_flags = {{'logger.wandb.key': {given!r}}}")
+        x = experiment(raw_model, f"OpenRLHF.more_flags = {{'logger.wandb.key': {bound_key!r}}}")
         assert parsed(x).logger.wandb.key == passed
         assert os.environ.get("WANDB_API_KEY") == left
         assert ("nothing is logged to Weights & Biases" in caplog.text) == (passed is None)

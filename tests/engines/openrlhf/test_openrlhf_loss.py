@@ -48,7 +48,7 @@ def micro_batch(experiences):
     return buffer.collate_fn(buffer.items)
 
 
-def whole(case):
+def one_micro_batch(case):
     """A case in one micro-batch, with its response mask and which rows are replayed."""
     e = micro_batch(as_experience(case.batch, case.forward, case.behaviour))
     return e, e.action_mask.bool(), torch.stack(e.info["replayed"]).bool()
@@ -57,7 +57,7 @@ def whole(case):
 def tensors(case):
     """log_probs (float32, with gradient), old, rollout, advantages, mask, replayed of a case in one micro-batch. They
     are NaN where there is no response token in the loss."""
-    e, mask, replayed = whole(case)
+    e, mask, replayed = one_micro_batch(case)
     mask = mask & torch.stack(e.info["in_loss"]).bool()[:, None]
     now = torch.from_numpy(case.now.astype(np.float32))[:, : mask.shape[1]]
     log_probs, old, rollout, advantages = (
@@ -72,7 +72,7 @@ def tensors(case):
 @of_correction
 def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_ones(correction):
     case = Case(ungraded=False)
-    e, mask, replayed = whole(case)
+    e, mask, replayed = one_micro_batch(case)
     fresh, tokens = ~replayed, int(mask.sum())
 
     # With π_θ = π_old nothing is clipped, and PolicyLoss's term of a token is −coefficient · A / tokens.
@@ -103,7 +103,7 @@ def test_the_rollout_correction_is_openrlhfs_on_fresh_rows_and_none_on_replayed_
 
 def test_the_rollout_correction_does_not_weigh_the_kl_term():
     case = Case(ungraded=False)
-    e, mask, replayed = whole(case)
+    e, mask, replayed = one_micro_batch(case)
     width = mask.shape[1]
     gradients = {}
     for kl_coef, correction in itertools.product((0.0, 0.3), (OFF, CORRECTIONS[0])):
@@ -126,17 +126,17 @@ def test_in_the_only_step_of_a_batch_the_correction_takes_the_training_pass_for_
     case = Case()
     mine, old, rollout, advantages, mask, replayed = tensors(case)
     fresh = mask & ~replayed[:, None]
-    found = []
-    for single_step, known in ((True, torch.zeros_like(old)), (False, mine.detach())):
+    outcomes = []
+    for single_step, pi_old in ((True, torch.zeros_like(old)), (False, mine.detach())):
         loss = MixedLoss(BY_TOKENS, len(case.rows), 1, single_step, correction)
         loss.replayed = replayed
-        value, *metrics = loss(mine, torch.where(fresh, known, old), advantages, mask, rollout, 1, int(mask.sum()), 1)
+        value, *metrics = loss(mine, torch.where(fresh, pi_old, old), advantages, mask, rollout, 1, int(mask.sum()), 1)
         mine.grad = None
         value.backward()
-        found.append((mine.grad, torch.stack([value.detach(), *metrics]), torch.tensor(list(loss.totals.values()))))
-    for one, other in zip(*found, strict=True):
+        outcomes.append((mine.grad, torch.stack([value.detach(), *metrics]), torch.tensor(list(loss.totals.values()))))
+    for one, other in zip(*outcomes, strict=True):
         assert torch.equal(one, other)
-    assert found[0][2][-1] > 0, "the gap between the engines' log-probs and the trainer's"
+    assert outcomes[0][2][-1] > 0, "the gap between the engines' log-probs and the trainer's"
 
 
 # -- optimiser steps on ranks and micro-batches -----------------------------------------------------------------------
@@ -168,10 +168,10 @@ def test_ranks_and_micro_batches_do_not_change_the_gradient(normalizer, layout, 
     loss = MixedPolicyLoss(normalizer=normalizer, ratio=ratio, response_length=12, **terms)
     case = Case(empty=extra == "empty", beside=1 if extra.startswith("short") else K - 1)
     _, gradient = case.plain(loss)
-    status, found = case.fit(loss, TWO_PASSES, **layout)
+    status, gradients = case.fit(loss, TWO_PASSES, **layout)
     assert all(np.isfinite(value) for value in status.values())
-    assert len(found) == 2
-    for step in found:
+    assert len(gradients) == 2
+    for step in gradients:
         torch.testing.assert_close(step, gradient, atol=2e-7, rtol=1e-5)
 
 
@@ -181,8 +181,8 @@ def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it(layout):
     case = Case()
     exact = [case.of_policy(i) if row.trajectory is None else case.behaviour[i] for i, row in enumerate(case.rows)]
     value, gradient = case.plain(CONSTANT, exact)
-    status, (found,) = case.fit(CONSTANT, **layout)
-    torch.testing.assert_close(found, gradient, atol=2e-7, rtol=1e-5)
+    status, (slope,) = case.fit(CONSTANT, **layout)
+    torch.testing.assert_close(slope, gradient, atol=2e-7, rtol=1e-5)
     assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
     assert status["policy/clip_share"] == status["policy/approx_kl"] == 0
 
@@ -193,11 +193,11 @@ def test_a_single_pass_records_every_row_in_the_loss_once(layout, beside):
     """The fresh rows have not been measured before. Over all ranks each is recorded under its position in the batch."""
     case = Case(beside=beside)
     unknown = [row.trajectory and row.trajectory.behaviour_logprobs for row in case.rows]
-    status, found = case.fit(CONSTANT, behaviour=unknown, recorded=(recorded := []), **layout)
-    known, expected = case.fit(CONSTANT, **layout)
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-6)  # micro-batches are shuffled here
+    status, slope = case.fit(CONSTANT, behaviour=unknown, recorded=(recorded := []), **layout)
+    expected_status, expected = case.fit(CONSTANT, **layout)
+    torch.testing.assert_close(slope, expected, atol=1e-9, rtol=1e-6)  # micro-batches are shuffled here
     for name in ("policy/loss", "policy/clip_share", "policy/approx_kl"):
-        assert status[name] == pytest.approx(known[name], rel=1e-5)
+        assert status[name] == pytest.approx(expected_status[name], rel=1e-5)
     assert sorted(i for i, _ in recorded) == [i for i, row in enumerate(case.rows) if row.in_loss]
     assert any(not row.in_loss for row in case.rows)
     for i, (logprobs, entropy) in recorded:
@@ -217,10 +217,10 @@ def test_several_passes_or_steps_record_nothing(binding):
 def test_without_replay_and_by_tokens_the_gradient_is_that_of_openrlhfs_own_loss(layout):
     case = Case(replay=False, ungraded=False)
     theirs = PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.2).forward
-    (ours, mine), (status, found) = (case.fit(BY_TOKENS, TWO_PASSES, forward=f, **layout) for f in (None, theirs))
+    (ours, mine), (status, gradients) = (case.fit(BY_TOKENS, TWO_PASSES, forward=f, **layout) for f in (None, theirs))
     assert ours["ppo_clip_ratio"] == pytest.approx(status["ppo_clip_ratio"], rel=1e-6)
     assert 0.1 < ours["ppo_clip_ratio"] < 0.9
-    for a, b in zip(mine, found, strict=True):
+    for a, b in zip(mine, gradients, strict=True):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-6)
 
 

@@ -68,8 +68,8 @@ def cell(steps: int = 1, loss: dict[str, float] | None = None, **more: Any) -> d
 
 def layout_cell(name: str) -> dict[str, Any]:
     """A layout with the substitutes of the table."""
-    given = config.load(["toy.gin", f"engines/{name}"], []).openrlhf.flags
-    flags = {flag: SUBSTITUTES[flag][0] for flag in given if flag in SUBSTITUTES}
+    layout_flags = config.load(["toy.gin", f"engines/{name}"], []).openrlhf.flags
+    flags = {flag: SUBSTITUTES[flag][0] for flag in layout_flags if flag in SUBSTITUTES}
     flags.pop("actor.num_gpus_per_node", None)  # make_actor sets it
     ahead = name.endswith("_ahead.gin")
     loss = {**LOSSES[1], "max_fresh_weight": 1.2} if ahead else LOSSES[1]
@@ -77,36 +77,36 @@ def layout_cell(name: str) -> dict[str, Any]:
 
 
 def all_cells() -> dict[str, dict[str, Any]]:
-    found = {}
+    cells = {}
     for i, (stage, dynamic, packed, steps) in enumerate(
         itertools.product((1, 2, 3), (False, True), (False, True), (1, 2))
     ):
         name = f"zero-{stage} {'dynamic' if dynamic else 'static'} {'packed' if packed else 'padded'} {steps}-step"
         flags = {"ds.zero_stage": stage, "ds.packing_samples": packed, **(DYNAMIC if dynamic else STATIC)}
-        found[name] = cell(steps, LOSSES[(i // 2 + steps) % 3], flags=flags)
+        cells[name] = cell(steps, LOSSES[(i // 2 + steps) % 3], flags=flags)
     for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
         more = {"ds.zero_stage": stage, **batches}
         name = f"zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"
-        found[f"{name} offloaded"] = cell(2, flags={**more, "ds.adam_offload": True})
+        cells[f"{name} offloaded"] = cell(2, flags={**more, "ds.adam_offload": True})
         if stage > 1:
-            found[f"{name} overlapping"] = cell(2, LOSSES[1], flags={**more, "ds.overlap_comm": True})
+            cells[f"{name} overlapping"] = cell(2, LOSSES[1], flags={**more, "ds.overlap_comm": True})
         # Fresh rows are weighed by the log-probs that they come with, in a single step too.
         bound = {"max_fresh_weight" if batches is STATIC else "dual_clip": 1.2}
-        found[f"{name} ahead"] = cell(1, bound, flags=more, ahead=True)
+        cells[f"{name} ahead"] = cell(1, bound, flags=more, ahead=True)
     for stage, (batches, packed) in itertools.product((1, 2, 3), ((STATIC, False), (DYNAMIC, True))):
         flags = {"ds.zero_stage": stage, "ds.packing_samples": packed, **batches}
         flags["actor.gradient_checkpointing_enable"] = packed
         name = f"zero-{stage} {'dynamic packed' if packed else 'static padded'} LoRA"
-        found[name] = cell(2, LOSSES[1], flags=flags, lora=True)
+        cells[name] = cell(2, LOSSES[1], flags=flags, lora=True)
     for i, (stage, (batches, packed)) in enumerate(itertools.product((2, 3), ((STATIC, False), (DYNAMIC, True)))):
         flags = {"ds.zero_stage": stage, "ds.packing_samples": packed, **batches}
         name = f"zero-{stage} {'dynamic packed' if packed else 'static padded'} episodes"
-        found[name] = cell(1 + i // 2, LOSSES[(1, 2, 2, 1)[i]], flags=flags, episodes=True, ahead=i == 3)
-    found |= {name: layout_cell(name) for name in LAYOUTS}
+        cells[name] = cell(1 + i // 2, LOSSES[(1, 2, 2, 1)[i]], flags=flags, episodes=True, ahead=i == 3)
+    cells |= {name: layout_cell(name) for name in LAYOUTS}
     for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
         name = f"without the fix, zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"
-        found[name] = cell(flags={"ds.zero_stage": stage, **batches}, without_fix=True)
-    return found
+        cells[name] = cell(flags={"ds.zero_stage": stage, **batches}, without_fix=True)
+    return cells
 
 
 CELLS = all_cells()
@@ -140,35 +140,35 @@ def names(*begin: str) -> list[str]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_gradient_of_every_parameter_and_the_step_are_the_local_engines(matrix, ranks, name):
     """Float32 sums of some thousand terms in another order differ by 1e-6, a lost row makes at least 1e-2."""
-    found, wanted = matrix(ranks)[name], CELLS[name]
-    assert "error" not in found, found["error"]
-    assert len(found["steps"]) == wanted["steps"]
-    assert found["micro_batches"] >= 3 * wanted["steps"]
-    for step in found["steps"]:
+    result, wanted = matrix(ranks)[name], CELLS[name]
+    assert "error" not in result, result["error"]
+    assert len(result["steps"]) == wanted["steps"]
+    assert result["micro_batches"] >= 3 * wanted["steps"]
+    for step in result["steps"]:
         assert all(norm > 1e-4 for norm, _, _ in step.values()), "a parameter without a gradient shows nothing"
         wrong = {p: (error, cosine) for p, (_, error, cosine) in step.items() if error > 1e-3 or cosine < 0.9999}
         assert not wrong, wrong
-    norms = [sum(norm**2 for norm, _, _ in step.values()) ** 0.5 for step in found["steps"]]
-    assert found["norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3), "what a run reports"
+    norms = [sum(norm**2 for norm, _, _ in step.values()) ** 0.5 for step in result["steps"]]
+    assert result["norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-3), "what a run reports"
     # Weights in learning rates. Their own rounding is 1e-7 of a weight of about 1, a thousandth of the rate of 1e-4.
-    assert found["weights_compared"] > 0.5
-    assert found["frozen"] == 0
-    assert found["weights"] < 0.02
-    assert found["other_weights"] <= 2.001 * wanted["steps"], "Adam moves no weight by more than the rate a step"
+    assert result["weights_compared"] > 0.5
+    assert result["frozen"] == 0
+    assert result["weights"] < 0.02
+    assert result["other_weights"] <= 2.001 * wanted["steps"], "Adam moves no weight by more than the rate a step"
 
 
 @pytest.mark.parametrize("name", names("without"))
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_without_the_fix_zero_1_and_2_lose_micro_batches_with_dynamic_batches_and_nowhere_else(matrix, ranks, name):
     """When this fails, DeepSpeed or OpenRLHF has fixed it, and our line in actor.py can go."""
-    found = matrix(ranks)[name]
-    assert "error" not in found, found["error"]
-    [step] = found["steps"]
+    result = matrix(ranks)[name]
+    assert "error" not in result, result["error"]
+    [step] = result["steps"]
     lost = name in ("without the fix, zero-1 dynamic", "without the fix, zero-2 dynamic")
     assert (max(error for _, error, _ in step.values()) > 0.1) == lost
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_no_layout_has_an_untested_flag(name):
-    given = set(config.load(["toy.gin", f"engines/{name}"], []).openrlhf.flags)
-    assert given <= AS_THEY_ARE | SUBSTITUTES.keys(), given - AS_THEY_ARE - SUBSTITUTES.keys()
+    layout_flags = set(config.load(["toy.gin", f"engines/{name}"], []).openrlhf.flags)
+    assert layout_flags <= AS_THEY_ARE | SUBSTITUTES.keys(), layout_flags - AS_THEY_ARE - SUBSTITUTES.keys()

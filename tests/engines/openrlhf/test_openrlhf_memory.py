@@ -67,14 +67,14 @@ BY_HAND = {
 def test_the_sums_are_those_that_were_made_by_hand(layout):
     """To their rounding: 0.05 GB, and for the update 0.15, where two of its terms were rounded to half a GB."""
     model, states, update, reference, rollout, host, cache = BY_HAND[layout]
-    found = sums(papers(layout), model)
-    assert found.model / 1e9 == pytest.approx(states, abs=0.05)
-    assert found.update / 1e9 == pytest.approx(update, abs=0.15)
-    assert found.reference == 0
-    assert found.rollout / 1e9 == pytest.approx(rollout, abs=0.05)
-    assert found.cache == pytest.approx(cache, abs=500)
+    estimate = sums(papers(layout), model)
+    assert estimate.model / 1e9 == pytest.approx(states, abs=0.05)
+    assert estimate.update / 1e9 == pytest.approx(update, abs=0.15)
+    assert estimate.reference == 0
+    assert estimate.rollout / 1e9 == pytest.approx(rollout, abs=0.05)
+    assert estimate.cache == pytest.approx(cache, abs=500)
     if host:
-        assert found.host / 1e9 == pytest.approx(host, abs=0.6)
+        assert estimate.host / 1e9 == pytest.approx(host, abs=0.6)
     if reference:
         assert sums(papers(layout, KL), model).reference / 1e9 == pytest.approx(reference, abs=0.1)
 
@@ -84,9 +84,9 @@ def test_the_sums_are_those_that_were_made_by_hand(layout):
     [({}, 78.4, 484_000), ({"vllm.gpu_memory_utilization": 0.45}, 66.4, 275_000)],
 )
 def test_a_reference_model_stays_beside_vllm(flags, rollout, cache):
-    found = sums(experiment("8gpu", KL, **flags), QWEN_7B)
-    assert found.rollout / 1e9 == pytest.approx(rollout, abs=0.1)
-    assert found.cache == pytest.approx(cache, abs=500)
+    estimate = sums(experiment("8gpu", KL, **flags), QWEN_7B)
+    assert estimate.rollout / 1e9 == pytest.approx(rollout, abs=0.1)
+    assert estimate.cache == pytest.approx(cache, abs=500)
 
 
 @pytest.mark.parametrize(("gpu", "total", "days"), [("A100", 550, 69), ("H100", 210, 27)])
@@ -118,9 +118,9 @@ def test_the_hours_are_those_that_were_made_by_hand(gpu, total, days):
     ],
 )
 def test_vllms_share_is_weighed_against_the_weights_that_stay_on_the_gpu(layout, bindings, flags, model, named):
-    said = short_of(experiment(layout, *bindings, **flags), model)
-    assert (said is None) == (named is None), said
-    assert named is None or named in said
+    reason = short_of(experiment(layout, *bindings, **flags), model)
+    assert (reason is None) == (named is None), reason
+    assert named is None or named in reason
 
 
 def test_the_optimiser_states_of_an_adapter_are_small():
@@ -135,8 +135,8 @@ def test_an_update_and_a_cache_that_do_not_fit_are_said_with_what_helps():
     assert re.match(r"30\.0 GB of an update on 24\.0 GB .*gin/recipes/lora\.gin", short_of(all_weights, QWEN_1B, 24e9))
     assert short_of(experiment("1gpu_24gb", "LoRA.rank = 16", *bindings), QWEN_1B, 24e9) is None
     assert short_of(experiment("4gpu_24gb", *bindings), QWEN_1B, 24e9) is None
-    said = short_of(experiment("4gpu_24gb", KL, *bindings), QWEN_1B, 24e9)
-    assert re.match(r"21\.0 GB of a reference pass on 24\.0 GB .*rollout\.max_tokens_per_gpu", said)
+    reason = short_of(experiment("4gpu_24gb", KL, *bindings), QWEN_1B, 24e9)
+    assert re.match(r"21\.0 GB of a reference pass on 24\.0 GB .*rollout\.max_tokens_per_gpu", reason)
     assert short_of(experiment("4gpu_24gb", KL, bindings[0], "MAX_RESPONSE_TOKENS = 5120"), QWEN_1B, 24e9) is None
     small = experiment("1gpu_24gb", "LoRA.rank = 16", *bindings, **{"vllm.gpu_memory_utilization": 0.34})
     assert "a cache of 2,5" in short_of(small, QWEN_1B, 24e9)

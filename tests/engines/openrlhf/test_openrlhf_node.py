@@ -58,9 +58,9 @@ def test_a_batch_that_the_ranks_divide_is_a_multiple_of_the_smallest_one(ranks, 
 
 @pytest.mark.parametrize(("version", "fits"), [((3, 11, 7), True), ((3, 12, 0), True), ((3, 13, 0), False)])
 def test_a_python_that_openrlhf_has_no_build_for_is_named_with_those_it_has(version, fits):
-    said = launch.wrong_python(version)
-    assert (said is None) == fits
-    assert fits or ("3.11 or 3.12" in said and "Python 3.13" in said)
+    reason = launch.wrong_python(version)
+    assert (reason is None) == fits
+    assert fits or ("3.11 or 3.12" in reason and "Python 3.13" in reason)
 
 
 def test_a_wrong_python_is_named_before_the_package_that_it_cannot_install(monkeypatch):
@@ -74,9 +74,9 @@ def test_a_wrong_python_is_named_before_the_package_that_it_cannot_install(monke
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_expandable_segments_are_refused_where_weights_go_by_cuda_ipc(name, monkeypatch, raw_model):
     colocated = arguments("8gpu")
-    said = launch.wrong_allocator(colocated, {name: "max_split_size_mb:128,expandable_segments:True"})
-    assert said.startswith(name)
-    assert "train.colocate_all" in said
+    reason = launch.wrong_allocator(colocated, {name: "max_split_size_mb:128,expandable_segments:True"})
+    assert reason.startswith(name)
+    assert "train.colocate_all" in reason
     monkeypatch.setenv(name, "expandable_segments:True")
     with pytest.raises(launch.LaunchError, match="expandable_segments"):
         launch._check_node(experiment("8gpu"), colocated, str(raw_model))

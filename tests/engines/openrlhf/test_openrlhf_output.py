@@ -47,8 +47,8 @@ def test_only_our_own_messages_reach_the_terminal_and_all_else_is_in_files(tmp_p
     done = run(tmp_path / "logs", "pass")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "printed after it\n"
-    said = [line.split(" ", 1)[1] for line in done.stderr.splitlines()]
-    assert said == [
+    messages = [line.split(" ", 1)[1] for line in done.stderr.splitlines()]
+    assert messages == [
         f"the output of OpenRLHF, Ray and vLLM goes to {tmp_path / 'logs'}",
         "said by us",
         "step 1/3",

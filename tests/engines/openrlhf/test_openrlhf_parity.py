@@ -36,20 +36,20 @@ def test_stored_trajectories_are_scored_and_chosen_as_on_the_local_engine(warm_m
     """Twelve questions with four stored responses each: the one with the lowest entropy is chosen, unless bfloat16 is
     too coarse to decide."""
     rng = np.random.default_rng(3)
-    asked = questions(12)
-    candidates = stored_responses(asked, rng, 4, shortest=4, longest=19)
+    chains = questions(12)
+    candidates = stored_responses(chains, rng, 4, shortest=4, longest=19)
     engine, selector = local(warm_model, "float32"), TrajectorySelector()
     exact = engine.score(candidates)
     actor = make_actor(warm_model)
-    rows = [ForwardRow(actor.encoder.encode(q), t.token_ids) for q in asked for t in candidates[q]]
+    rows = [ForwardRow(actor.encoder.encode(q), t.token_ids) for q in chains for t in candidates[q]]
     measured = actor.measure(rows)
-    found = {q: measured[4 * i : 4 * i + 4] for i, q in enumerate(asked)}
-    entropies = [{q: [one.entropy for one in ones] for q, ones in scores.items()} for scores in (found, exact)]
-    clear = [q for q in asked if np.diff(sorted(entropies[1][q])[:2])[0] > 2 * ENTROPY_ERROR]
+    ours = {q: measured[4 * i : 4 * i + 4] for i, q in enumerate(chains)}
+    entropies = [{q: [one.entropy for one in ones] for q, ones in scores.items()} for scores in (ours, exact)]
+    clear = [q for q in chains if np.diff(sorted(entropies[1][q])[:2])[0] > 2 * ENTROPY_ERROR]
     assert len(clear) >= 6, "of most questions one response is chosen, whatever the rounding"
-    for question in asked:
+    for question in chains:
         np.testing.assert_allclose(entropies[0][question], entropies[1][question], atol=ENTROPY_ERROR, rtol=0)
-        chosen, expected = (selector.choose({question: candidates[question]}, scores, rng) for scores in (found, exact))
+        chosen, expected = (selector.choose({question: candidates[question]}, scores, rng) for scores in (ours, exact))
         if question in clear:
             assert chosen[question.id] is expected[question.id]
 
@@ -66,8 +66,8 @@ def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
         theirs, output = Actor.forward(
             actor.actor, experience.sequences, experience.action_mask, experience.attention_mask, return_output=True
         )
-        found = theirs[0, len(row.prompt) - 1 :].detach()
-        np.testing.assert_allclose(found, measured.logprobs, atol=LOGPROB_ERROR, rtol=0)
+        logprobs = theirs[0, len(row.prompt) - 1 :].detach()
+        np.testing.assert_allclose(logprobs, measured.logprobs, atol=LOGPROB_ERROR, rtol=0)
         logits = output.logits[0, len(row.prompt) - 1 : -1].detach() * 0.7  # they have divided by it
         plain = torch.distributions.Categorical(logits=logits).entropy().mean()
         assert measured.entropy == pytest.approx(float(plain), abs=ENTROPY_ERROR)

@@ -64,17 +64,17 @@ def test_full_determinism_trains_and_is_on(raw_model, monkeypatch):
     monkeypatch.setattr(os, "environ", {**os.environ})  # transformers sets variables
     plain = gradients(raw_model)
     try:
-        found = gradients(raw_model, **{"train.full_determinism_enable": True})
+        slopes = gradients(raw_model, **{"train.full_determinism_enable": True})
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert Difference.between(found, plain).error == 0
+    assert Difference.between(slopes, plain).error == 0
 
 
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 def test_every_way_to_compute_experts_has_the_same_gradient(experts_model, implementation):
-    found = gradients(experts_model, **{"ds.experts_implementation": implementation})
-    assert Difference.between(found, gradients(experts_model)).error < 0.03  # bfloat16's own rounding
+    slopes = gradients(experts_model, **{"ds.experts_implementation": implementation})
+    assert Difference.between(slopes, gradients(experts_model)).error < 0.03  # bfloat16's own rounding
 
 
 def test_the_balancing_loss_of_experts_is_added_with_its_coefficient(experts_model):
@@ -98,15 +98,15 @@ def test_an_offloaded_reference_model_has_the_same_log_probs(raw_model, stage):
     actor = make_actor(raw_model, "MixedPolicyLoss.kl_coef = 0.1", **{"ds.zero_stage": stage, "ref.offload": True})
     strategy, rows = actor.strategy, torch.randint(2, 18, (3, 9))
     assert strategy.args.ref.offload
-    found = []
+    logprobs = []
     for offload in (False, True):
         config = strategy.get_ds_eval_config(offload=offload)
         model = Actor(str(raw_model), attn_implementation="sdpa", ds_config=config)
         model._offload = offload
         model = strategy.prepare(model).eval()
         with torch.no_grad():
-            found.append(model(rows, torch.ones(3, 8), attention_mask=torch.ones_like(rows)))
-    assert torch.equal(*found)
+            logprobs.append(model(rows, torch.ones(3, 8), attention_mask=torch.ones_like(rows)))
+    assert torch.equal(*logprobs)
 
 
 def log_a_step(model: Path, logger: str, made, **flags) -> TrainerWithoutRay:

@@ -68,20 +68,20 @@ def finish(process: subprocess.Popen, run: Path, status: int = 0) -> str:
 
 def of_session(process: subprocess.Popen) -> list[psutil.Process]:
     """All processes that a driver started, directly or not. They all have the driver's environment."""
-    found = []
+    processes = []
     for one in psutil.process_iter():
         try:
             ours = one.pid != process.pid and one.environ().get(MARK) == process.mark
             if ours and one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one)
+                processes.append(one)
         except psutil.Error:  # has ended, or belongs to another user
             continue
-    return found
+    return processes
 
 
 def rows(run: Path) -> list[dict]:
-    *whole, _ = (run / "metrics.jsonl").read_text().split("\n")  # a run in progress may be writing the last line
-    return [json.loads(line) for line in whole]
+    *lines, _ = (run / "metrics.jsonl").read_text().split("\n")  # a run in progress may be writing the last line
+    return [json.loads(line) for line in lines]
 
 
 def seen(run: Path, what: str) -> list:

@@ -114,15 +114,15 @@ def test_a_request_goes_to_the_engine_with_the_fewest_responses_to_generate(with
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"finish_reason": "abort"}, "vLLM engine 0 ended a response by 'abort'"),
         ({"finish_reason": None}, "vLLM engine 0 ended a response by None"),
     ],
 )
-def test_a_response_that_did_not_end_is_an_error_and_the_other_requests_are_cancelled(without_ray, change, said):
+def test_a_response_that_did_not_end_is_an_error_and_the_other_requests_are_cancelled(without_ray, change, message):
     engine = Engine(lambda response: vars(response).update(change))
-    with pytest.raises(EngineLost, match=said):
+    with pytest.raises(EngineLost, match=message):
         list(sampler([engine])([Request([3], 1, 1.0, i) for i in range(3)]))
     assert len(without_ray) == 2
 
@@ -209,7 +209,7 @@ def cluster():
 
 
 def make_engine(folder: Path):
-    class Told:
+    class Echo:
         """Answers a prompt with its own tokens when there is a file go-<tokens>."""
 
         async def generate(self, prompt, params):
@@ -224,10 +224,10 @@ def make_engine(folder: Path):
             except asyncio.CancelledError:
                 (folder / f"cancelled-{name}").touch()
                 raise
-            given = [SimpleNamespace(index=i, token_ids=prompt, finish_reason="stop") for i in range(params.n)]
-            return SimpleNamespace(outputs=given[::-1])
+            outputs = [SimpleNamespace(index=i, token_ids=prompt, finish_reason="stop") for i in range(params.n)]
+            return SimpleNamespace(outputs=outputs[::-1])
 
-    return ray.remote(num_cpus=0)(Told).remote()
+    return ray.remote(num_cpus=0)(Echo).remote()
 
 
 @pytest.fixture(scope="module")
@@ -248,14 +248,14 @@ def sampler(engines: list) -> Sampler:
 def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_its_place(warm_model, engines, folder):
     """The last question of the plan is answered first, the others after its responses have been graded."""
     tokenizer = AutoTokenizer.from_pretrained(warm_model)
-    asked = [Question.make("test", f"{i}+{i}=", str(i)) for i in range(5)]
+    questions = [Question.make("test", f"{i}+{i}=", str(i)) for i in range(5)]
     trainer = object.__new__(MixedTrainer)
     trainer.prompts, trainer.tokenizer = PromptEncoder(Prompts(max_tokens=32), tokenizer), tokenizer
     trainer.sampler = sampler(engines)
     trainer.player = None
     trainer.x = SimpleNamespace(sampling=Sampling(), settings=SimpleNamespace(seed=0))
     trainer.args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False))
-    names = ["-".join(map(str, trainer.prompts.encode(question))) for question in asked]
+    names = ["-".join(map(str, trainer.prompts.encode(question))) for question in questions]
     (folder / f"go-{names[-1]}").touch()
     reward = folder / "reward.py"
     reward.write_text(
@@ -268,9 +268,9 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
         "    return [1.0]\n"
     )
     verifier = Verifier("function", function=str(reward), timeout=60.0)
-    plan = Plan(1, asked[:3], asked[3:], {})
+    plan = Plan(1, questions[:3], questions[3:], {})
     groups = plan.in_order(verifier.grade_groups(trainer.rollout(plan, 3), trainer.decode))
-    assert [group.question for group in groups] == asked
+    assert [group.question for group in groups] == questions
     assert [(len(group.rollouts), group.planned_replay) for group in groups] == [(3, False)] * 3 + [(2, True)] * 2
     for group, name in zip(groups, names, strict=True):
         assert all("-".join(map(str, r.token_ids)) == name and r.grade.reward == 1.0 for r in group.rollouts)
