@@ -4,8 +4,9 @@
     python benchmarks/smollm2.py                                                        # one seed, on a CPU: hours
     python benchmarks/smollm2.py --with engines/local_gpu.gin --seeds 0-2 --rows 1024   # three seeds, on a GPU
     python benchmarks/smollm2.py --draw                                                 # from the CSV files, in seconds
+    python benchmarks/smollm2.py --suite gin/suites/smollm2_rare.gin --seeds 0-4 --out docs/smollm2/rare
 
-It makes the supervised model, runs the suite gin/suites/smollm2.gin (scripts/ablate.py), and evaluates the pretrained
+It makes the supervised model, runs the suite (gin/suites/smollm2.gin, scripts/ablate.py), and evaluates the pretrained
 model, the supervised one and the last checkpoint of every run (evals/run_bench.py: word problems of one to four steps
 greedily and with 4 samples, SVAMP and MAWPS). The same command continues after Ctrl-C or a kill. --out gets a CSV file
 of every run's steps (runs/), curves.png of them, evaluations.csv and samples.md; the comparison and the table of
@@ -43,12 +44,13 @@ from exgrpo_orlhf.study.comparison_tables import csv_text, terminal
 from exgrpo_orlhf.study.curve import Curve, TrackedRun
 
 ROOT = Path(__file__).resolve().parents[1]
-SUITE, FILE = "gin/suites/smollm2.gin", "smollm2.gin"
+SUITE = "gin/suites/smollm2.gin"
 GAIN = 0.15
 SAMPLES = 4
 ACCURACY = "eval/validation/avg_at_"  # and the number of samples; of its bounds, with interval/ in place of eval/
 STEPS = (
-    *("step", "accuracy", "accuracy_low", "accuracy_high", "cost/generated_tokens", "time/step", "reward/mean"),
+    *("step", "accuracy", "accuracy_low", "accuracy_high", "eval/validation/pass_at_4", "eval/lucky_guess_rate"),
+    *("cost/generated_tokens", "time/step", "reward/mean"),
     *("reward/groups_with_signal", "reward/lucky_guess_rate", "replay/lucky_guess_rate", "replay/actual_share"),
     *("policy/entropy_fresh", "policy/entropy_sound", "policy/entropy_lucky"),
 )
@@ -57,17 +59,14 @@ SMALL = [
     *("Work.model = @ChainModel()", "Prompts.template = 'plain'", "Prompts.system = None", "Prompts.max_tokens = 99"),
     *("train.steps = 2", "train.questions_per_step = 2", "train.group_size = 2", "train.eval_every = 1"),
     *("Work.questions = @ModularChains()", "Work.validation = @validation/ModularChains()", "LocalEngine.threads = 1"),
-    *(
-        "Verifier.kind = 'modular_chain'",
-        "ModularChains.count = 8",
-        "validation/ModularChains.count = 4",
-        "validation/ModularChains.split = 'validation'",
-    ),
+    *("Verifier.kind = 'modular_chain'", "ModularChains.count = 8", "validation/ModularChains.count = 4"),
+    "validation/ModularChains.split = 'validation'",
 ]
 
 
 def main() -> int:
     parser = make_parser(__doc__)
+    parser.add_argument("--suite", default=SUITE, help="what is compared (default: %(default)s)")
     parser.add_argument("--seeds", default="0", help="as scripts/ablate.py's (default: 0)")
     parser.add_argument("--with", dest="layout", action="append", default=[], metavar="FILE", help="as ablate.py's")
     parser.add_argument("--set", action="append", default=[], metavar="BINDING", help="for every run")
@@ -75,11 +74,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of a run (default: 2)")
     parser.add_argument("--limit", type=int, default=120, help="questions of each benchmark (default: 120)")
     parser.add_argument("--rows", type=int, default=64, help="responses at a time in the evaluations (default: 64)")
-    parser.add_argument("--group", default="smollm2", help="of the runs, on disk and in MLflow")
+    parser.add_argument("--group", help="of the runs, on disk and in MLflow (default: the suite's name)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "smollm2")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with svamp.jsonl and mawps.jsonl")
     parser.add_argument("--draw", action="store_true", help="only draw and compare the runs in --out, train nothing")
     arguments = parser.parse_args()
+    arguments.group = arguments.group or Path(arguments.suite).stem
     if arguments.draw:
         return finish(arguments, *compared(arguments))
     with tempfile.TemporaryDirectory() as scratch:
@@ -92,9 +92,9 @@ def main() -> int:
 
 
 def demonstrate(arguments: Namespace, runs: Path) -> int:
-    experiment = config.load([FILE, *arguments.layout], arguments.set)
+    experiment = config.load([arguments.suite, *arguments.layout], arguments.set)
     started = str(experiment.model.prepare())
-    study = ["scripts/ablate.py", "--suite", SUITE, "--group", arguments.group, "--seeds", arguments.seeds]
+    study = ["scripts/ablate.py", "--suite", arguments.suite, "--group", arguments.group, "--seeds", arguments.seeds]
     study += ["--out", str(runs), "--jobs", str(arguments.jobs), "--threads", str(arguments.threads)]
     if arguments.layout:
         study += ["--with", *arguments.layout]
