@@ -56,10 +56,10 @@ def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, contexts: Sequen
 
 def check(model: PreTrainedModel, prompts: Prompts) -> None:
     """Otherwise `ours` would be compared with itself."""
-    attend, product = SharedPromptCache.attend, products._product
+    attend, product = SharedPromptCache.attend, products.product
     with (
         mock.patch.object(SharedPromptCache, "attend", autospec=True, side_effect=attend) as attended,
-        mock.patch.object(products, "_product", side_effect=product) as computed,
+        mock.patch.object(products, "product", side_effect=product) as computed,
     ):
         ours(model, prompts, 2)
     assert attended.called, f"the prompts of {type(model).__name__} are not shared"
@@ -68,7 +68,7 @@ def check(model: PreTrainedModel, prompts: Prompts) -> None:
 
 def copied(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[int]]:
     """What models that `shared_prompt` does not fit get, with torch's own products."""
-    with mock.patch.object(batch, "fits", return_value=False), mock.patch.object(products, "_product", linear):
+    with mock.patch.object(batch, "fits", return_value=False), mock.patch.object(products, "product", linear):
         return ours(model, prompts, tokens)
 
 
@@ -87,7 +87,7 @@ def by_generate(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[l
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     length = {"min_new_tokens": tokens, "max_new_tokens": tokens}
     engine: Any = model
-    with mock.patch.object(products, "_product", linear):
+    with mock.patch.object(products, "product", linear):
         rows: list[list[int]] = engine.generate(
             ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0, **length
         ).tolist()

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .products import is_large, product
+
 CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MiB in float32, in the cache from one pass to the next
 
 
@@ -55,6 +57,9 @@ def _buffers(count: int, hidden: Tensor, width: int) -> list[Tensor]:
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """out: room for them, which may be used"""
+    if is_large(hidden, weight):
+        return product(hidden, weight, bias)
     if out.dtype == weight.dtype:
         torch.mm(hidden, weight.t(), out=out)
     else:
@@ -139,10 +144,15 @@ class _TokenStats(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias[block] = grad_z.sum(0)
             grad_z = grad_z.to(weight.dtype)
-            if grad_weight is not None:
+            large = is_large(hidden, weight[block])
+            if grad_weight is not None and large:
+                grad_weight[block] = product(grad_z.t(), hidden.t())
+            elif grad_weight is not None:
                 torch.mm(grad_z.t(), hidden, out=grad_weight[block])
             if grad_hidden is not None:
-                if weight.dtype == grad_hidden.dtype:
+                if large:
+                    grad_hidden += product(grad_z, weight[block].t())
+                elif weight.dtype == grad_hidden.dtype:
                     grad_hidden.addmm_(grad_z, weight[block])
                 else:
                     grad_hidden += grad_z @ weight[block]

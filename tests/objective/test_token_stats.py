@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from exgrpo_orlhf.objective import products
 from exgrpo_orlhf.objective.token_stats import token_stats
 
 N, H, V = 23, 8, 37
@@ -48,7 +49,9 @@ def gradients(outputs, leaves, use=(True, True)):
 @pytest.mark.parametrize("chunk", [1, 5, 23, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bias):
+@pytest.mark.parametrize("least", [1, products.LARGE], ids=["oneDNN", "torch"])
+def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bias, least, monkeypatch):
+    monkeypatch.setattr(products, "LARGE", least)
     hidden, weight, offsets, targets = inputs(bias=bias)
     leaves = [hidden, weight, offsets] if bias else [hidden, weight]
     outputs = chunked(hidden, weight, offsets, targets, temperature, chunk)

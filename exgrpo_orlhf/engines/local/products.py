@@ -1,4 +1,4 @@
-"""Large matrix products on a CPU by oneDNN, which torch's linear layers leave to MKL in float32."""
+"""A model's large matrix products by oneDNN."""
 
 from __future__ import annotations
 
@@ -8,40 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LARGE = 10**5  # elements of a weight; for smaller ones the call costs more than it saves
+from ...objective import products
+from ...objective.products import is_large, product
 
 
 def use_onednn(model: nn.Module) -> None:
-    """From now on, products with large float32 weights and their gradients are computed by oneDNN.
-
-    MKL does not use the AVX-512 of an AMD processor. Measured on an EPYC that has it, one thread, 800 rows: 576 × 1,536
-    takes 0.47 times as long, its two gradients too (benchmarks/generation.py has the whole of generation). The
-    operation is the one that torch.compile emits for linear layers. Results differ from MKL's by rounding. Under
-    autocast, in other dtypes and on other devices nothing changes.
-    """
-    for layer in large_layers(model) if torch.backends.mkldnn.is_available() else ():
+    """From now on, products with large float32 weights and their gradients are computed by oneDNN (`products.product`).
+    Under autocast, in other dtypes and on other devices nothing changes."""
+    for layer in large_layers(model):
         if "forward" not in vars(layer):
             layer.forward = partial(_linear, layer)  # type: ignore[method-assign]
 
 
 def large_layers(model: nn.Module) -> list[nn.Linear]:
-    return [layer for layer in model.modules() if type(layer) is nn.Linear and layer.weight.numel() >= LARGE]
+    return [each for each in model.modules() if type(each) is nn.Linear and each.weight.numel() >= products.LARGE]
 
 
 def _linear(layer: nn.Linear, rows: Tensor) -> Tensor:
-    weight = layer.weight
-    if weight.device.type != "cpu" or not weight.dtype == rows.dtype == torch.float32 or not rows.numel():
-        return nn.functional.linear(rows, weight, layer.bias)
-    if torch.is_autocast_enabled("cpu"):
-        return nn.functional.linear(rows, weight, layer.bias)
-    product: Tensor = _Linear.apply(rows, weight, layer.bias)  # type: ignore[no-untyped-call]
-    return product
-
-
-def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """rows (…, I), weight (O, I) → (…, O). Transposed tensors need not be copied."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return product
+    if not is_large(rows, layer.weight):
+        return nn.functional.linear(rows, layer.weight, layer.bias)
+    result: Tensor = _Linear.apply(rows, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Linear(torch.autograd.Function):
@@ -50,7 +37,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        return _product(rows, weight, bias)
+        return product(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -58,7 +45,7 @@ class _Linear(torch.autograd.Function):
         of_rows, of_weight, of_bias = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
         return (
-            _product(gradient, weight.t()) if of_rows else None,
-            _product(flat.t(), rows.flatten(0, -2).t()) if of_weight else None,
+            product(gradient, weight.t()) if of_rows else None,
+            product(flat.t(), rows.flatten(0, -2).t()) if of_weight else None,
             flat.sum(0) if of_bias else None,
         )

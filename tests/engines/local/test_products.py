@@ -10,21 +10,21 @@ from engine_builders import SMALL
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from exgrpo_orlhf.engines.local import products
 from exgrpo_orlhf.engines.local.placement import load
-from exgrpo_orlhf.engines.local.products import use_onednn
+from exgrpo_orlhf.engines.local.products import _Linear, use_onednn
+from exgrpo_orlhf.objective import products
 
 
 @pytest.fixture
 def computed(monkeypatch) -> list[tuple[int, ...]]:
     """Shapes of the weights whose products oneDNN computed, in a forward pass."""
-    shapes, forward = [], products._Linear.forward
+    shapes, forward = [], _Linear.forward
 
     def count(ctx, rows, weight, bias):
         shapes.append(tuple(weight.shape))
         return forward(ctx, rows, weight, bias)
 
-    monkeypatch.setattr(products._Linear, "forward", staticmethod(count))
+    monkeypatch.setattr(_Linear, "forward", staticmethod(count))
     return shapes
 
 
