@@ -237,7 +237,8 @@ class ReplayMixer:
         return candidates
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
-        """Start replay once a batch's Pass@1 exceeds `start_at_accuracy`; it never stops again."""
+        """Start replay once a batch's Pass@1 exceeds `start_at_accuracy`; it never stops again. step: the last one that
+        is planned already"""
         graded = sum(group.graded for group in groups)
         if self.started or not graded or self.start_at_accuracy is None:
             return

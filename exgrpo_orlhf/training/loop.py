@@ -155,7 +155,7 @@ class TrainingRun:
             next_batch = self._begin(step + 1, clock, beside)
 
         # The latest accuracy counts fresh rollouts only, also of replaced groups; mastered questions retire.
-        mixer.observe(groups, step)
+        mixer.observe(groups, step + x.settings.generate_ahead)
         self.fresh.observe(groups, step)
         if mixer.collecting:
             buffer.observe(groups, step)

@@ -164,15 +164,16 @@ def test_the_update_on_rows_of_age_1_is_that_of_the_equations_in_float64(clipped
 
 
 def test_the_next_batch_is_planned_before_this_one_is_observed_and_replay_starts_one_step_later(warm_model, tmp_path):
-    """The first batch's Pass@1 ends the delayed start; without `generate_ahead` the second batch would replay."""
+    """The first batch's Pass@1 ends the delayed start; without `generate_ahead` the second batch would replay. The one
+    that replays first has the first ρ of a schedule, which ends with the next."""
     shares = {}
     for name in ("synchronous", "ahead"):
         start = ["ReplayMixer.start_at_accuracy = 0.0", "RetirementPolicy.at_accuracy = None", "train.steps = 4"]
+        start += ["ReplayMixer.rho_end = 0.0", "ReplayMixer.rho_steps = 1"]
         run_steps(warm_model, [*start, f"train.generate_ahead = {name == 'ahead'}"], tmp_path / name)
         shares[name] = [row["replay/actual_share"] for row in timeless(tmp_path / name)[1:]]
-    assert shares["synchronous"][0] == 0 < shares["synchronous"][1]
-    assert shares["ahead"][:2] == [0, 0]
-    assert shares["ahead"][2] > 0
+    assert [share > 0 for share in shares["synchronous"]] == [False, True, False, False]
+    assert [share > 0 for share in shares["ahead"]] == [False, False, True, False]
 
 
 @pytest.fixture
