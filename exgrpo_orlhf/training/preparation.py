@@ -83,13 +83,14 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
     metrics.warn_if_missing(range(step + 1) if checkpoint else ())
     copy_curve(Path(engine.model_path), folder, resumed=checkpoint is not None)
     write(folder / "config.gin", experiment.config_text)
+    hashes = {f"{binding} sha256": digest for binding, digest in own_code.items()}
     tracker = MlflowTracker(
         metrics,
         experiment.tracking,
         default_uri=job.tracking_uri,
         run_name=folder.name,
         params=experiment.params,
-        tags={**job.tags, "config_hash": experiment.config_hash, **own_code},
+        tags={**job.tags, "config_hash": experiment.config_hash, **hashes},
         run_id=state["mlflow_run_id"] if state else None,
         start=MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None,
         questions={"training": training, "validation": validation},

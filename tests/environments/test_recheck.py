@@ -12,9 +12,11 @@ from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.files import sha256
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.settings import Sampling
+from exgrpo_orlhf.training import preparation
 from exgrpo_orlhf.training.run import train
 
 CALCULATOR = Environment(str(ROOT / "benchmarks" / "slipping_calculator.py"), stop=("=",), timeout=60.0)
@@ -83,7 +85,9 @@ def test_with_a_verifier_the_environments_reward_does_not_count(warm_model, tmp_
     assert not any(engine.outdated(stored))
 
 
-def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(warm_model, tmp_path, caplog):
+def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(
+    warm_model, tmp_path, caplog, monkeypatch
+):
     """The world changes between two halves of a run. The resumed half has the stored seeds; a check without a change
     finds nothing. That the file itself was changed is said."""
     path, world, folder = tmp_path / "calculator.py", tmp_path / "world", tmp_path / "run"
@@ -106,7 +110,11 @@ def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(wa
     assert len(before) > 5
     world.touch()
     path.write_text(path.read_text() + "\n")
+    tags, tracker = {}, preparation.MlflowTracker
+    spy = lambda *args, **more: tags.update(more["tags"]) or tracker(*args, **more)
+    monkeypatch.setattr(preparation, "MlflowTracker", spy)
     rows, after = run(6)
+    assert tags["Environment.path sha256"] == sha256(path)
     text = f"Environment.path: this file is not that of {folder / 'checkpoint-4'}, from which the run goes on"
     assert [record.getMessage() for record in caplog.records].count(text) == 1
     assert rows[-1]["replay/outdated"] >= len(before)
