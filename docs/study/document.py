@@ -62,7 +62,7 @@ class Document:
 
     def difference(self, part: str, variant: str, baseline: str, measure: str, metric: str = "") -> str:
         """The mean paired difference over seeds, with its 95 % interval."""
-        return _shown(mean(self.differences(part, variant, baseline, measure, metric)))
+        return shown(mean(self.differences(part, variant, baseline, measure, metric)))
 
     def p(self, part: str, variant: str, measure: str, column: str = "p_holm") -> str:
         """A p-value of the difference from the part's baseline. column: p_holm, p (uncorrected) or p_exact"""
@@ -189,7 +189,7 @@ class Document:
 
     def _gain(self, part: str, variant: str, other_part: str, other: str, axis: str, place: float) -> str:
         ours, theirs = self._at(part, variant, axis, place), self._at(other_part, other, axis, place)
-        return _shown(mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
+        return shown(mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
 
     def _at(self, part: str, variant: str, axis: str, place: float) -> dict[str, float]:
         """By seed the value at a place of an axis of <part>_curves.csv, interpolated."""
@@ -232,6 +232,6 @@ def _over_seeds(rows: Sequence[Mapping[str, str]], column: str) -> str:
     return plus_minus(mean(values)) if len(values) > 1 else number(values[0])
 
 
-def _shown(effect: Mean) -> str:
+def shown(effect: Mean) -> str:
     value, interval = difference(effect)
     return f"{value} {interval}" if effect.bounds else value

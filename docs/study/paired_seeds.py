@@ -2,34 +2,77 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from document import Document, shown
 
 from exgrpo_orlhf.evaluation.plots import PALETTE, drawing
+from exgrpo_orlhf.study.seeds import mean
 
 if TYPE_CHECKING:
-    from document import Document
+    from matplotlib.axes import Axes
 
 PART, VARIANT, BASELINE = "study_rare_same_rate", "late", "on_policy"
+PRETRAINED = Path(__file__).resolve().parents[1] / "smollm2" / "rare" / "runs"  # <variant>-seed<n>.csv
+
+
+class Pairs(NamedTuple):
+    """The last accuracy of both methods by seed, and in which range it is shown."""
+
+    title: str
+    late: Mapping[str, float]
+    on_policy: Mapping[str, float]
+    axis: str
+    shown: tuple[float, float]
 
 
 def picture(document: Document) -> bytes:
-    """A PNG: a row for each seed with the last accuracy of both; above them the mean difference with its interval."""
+    """A PNG: a panel for each model with a row for each seed; above it the mean difference with its interval."""
     late, on_policy = (document.by_seed(PART, name, "final") for name in (VARIANT, BASELINE))
-    seeds = sorted(on_policy, key=on_policy.__getitem__)
-    rows = range(len(seeds))
-    with drawing(620, 290) as chart:
-        axes = chart.axes(62, 24, 58, 46, xlabel="greedy accuracy after 200 updates; the axis begins at 0.80")
-        axes.set(xlim=(0.8, 0.94), yticks=rows, yticklabels=[f"seed {seed}" for seed in seeds], ylim=(-0.7, len(seeds)))
-        axes.grid(visible=False, axis="y")
-        axes.hlines(rows, [on_policy[s] for s in seeds], [late[s] for s in seeds], color=PALETTE["line"], linewidth=3)
-        for name, values, colour in (("on-policy", on_policy, "m7"), ("late injection", late, "m1")):
-            axes.plot([values[s] for s in seeds], rows, "o", markersize=8, color=PALETTE[colour], label=name)
-        axes.legend(loc="upper left", frameon=False)
-        effect = document.difference(PART, VARIANT, BASELINE, "final")
-        wins = sum(late[seed] > on_policy[seed] for seed in seeds)
-        heading = f"Late injection ends higher with {wins} of {len(seeds)} seeds: mean {effect}"
-        chart.figure.text(0.02, 0.93, heading, fontsize=12, weight="bold")
-        chart.figure.text(
-            0.02, 0.86, "one task with rare successes; the same learning rate, questions, updates and tokens"
-        )
+    axis = "greedy accuracy after 200 updates; the axis begins at 0.80"
+    panels = [
+        Pairs("A tiny model, modular arithmetic", late, on_policy, axis, (0.8, 0.94)),
+        Pairs(
+            "SmolLM2-135M, word problems of two calculations",
+            *(last_accuracy(PRETRAINED, name) for name in ("late_injection", "on_policy")),
+            "accuracy of 4 samples after 100 updates; the axis begins at 0.14",
+            (0.14, 0.30),
+        ),
+    ]
+    with drawing(1060, 330) as chart:
+        for column, pairs in enumerate(panels):
+            left = 62 + 530 * column
+            axes = chart.axes(left, 1060 - left - 446, 62, 46, xlabel=pairs.axis)
+            draw(axes, pairs)
+            differences = [pairs.late[seed] - pairs.on_policy[seed] for seed in pairs.on_policy]
+            wins = sum(each > 0 for each in differences)
+            words = f"late injection higher with {wins} of {len(differences)} seeds: {shown(mean(differences))}"
+            chart.figure.text((left - 44) / 1060, 0.93, pairs.title, fontsize=12, weight="bold")
+            chart.figure.text((left - 44) / 1060, 0.865, words)
+        axes.legend(loc="lower right", frameon=False)
         return chart.png()
+
+
+def draw(axes: Axes, pairs: Pairs) -> None:
+    """A row for each seed, the highest accuracy of on-policy training above."""
+    seeds = sorted(pairs.on_policy, key=pairs.on_policy.__getitem__)
+    rows = range(len(seeds))
+    axes.set(xlim=pairs.shown, yticks=rows, yticklabels=[f"seed {seed}" for seed in seeds], ylim=(-0.7, len(seeds)))
+    axes.grid(visible=False, axis="y")
+    late, on_policy = ([values[seed] for seed in seeds] for values in (pairs.late, pairs.on_policy))
+    axes.hlines(rows, on_policy, late, color=PALETTE["line"], linewidth=3)
+    for name, values, colour in (("on-policy", on_policy, "m7"), ("late injection", late, "m1")):
+        axes.plot(values, rows, "o", markersize=8, color=PALETTE[colour], label=name)
+
+
+def last_accuracy(folder: Path, variant: str) -> dict[str, float]:
+    """By seed, from the CSV files that benchmarks/smollm2.py writes."""
+    values = {}
+    for path in sorted(folder.glob(f"{variant}-seed*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [row["accuracy"] for row in csv.DictReader(file) if row["accuracy"]]
+        values[path.stem.rpartition("-seed")[2]] = float(rows[-1])
+    return values
