@@ -1,7 +1,7 @@
 # make quickstart   virtual environment, install, train the tiny model with ExGRPO and on-policy, compare
 # make test         the tests that take minutes together, in two processes
 # make test-all     those, then the slow ones: campaigns of kills, browsers, whole OpenRLHF runs
-# make campaign     30 minutes of kills and damage at random, and the table of docs/dev/reliability.md
+# make campaign     30 minutes of kills and damage at random (docs/dev/reliability.md)
 # make lint         ruff and mypy
 # make smollm2      the weights of SmolLM2-135M-Instruct (93 MB), for gin/smollm2.gin
 # make reasoning-gym  the library of tasks for @ReasoningGym() (docs/rewards.md)
@@ -25,7 +25,7 @@ test-all: test
 	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadgroup
 
 campaign: install
-	$(BIN)/python benchmarks/campaign.py --page docs/dev/reliability.md
+	$(BIN)/python benchmarks/campaign.py
 
 install: $(VENV)/.installed
 

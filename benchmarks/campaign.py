@@ -48,14 +48,12 @@ from kills import count_calls, first_difference, kill_at_call
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
-from exgrpo_orlhf.evaluation.results_table import aligned, markdown_table
-from exgrpo_orlhf.files import write
+from exgrpo_orlhf.evaluation.results_table import aligned
 from exgrpo_orlhf.paths import PROJECT
 from exgrpo_orlhf.training.run import train
 
 STEPS = 8
 SMALL_SEED = 1
-HEADING = "## The latest campaign\n"
 BINDINGS = [
     *TINY,
     "ModularChains.count = 24",
@@ -281,7 +279,6 @@ def main() -> int:
     seeds = "of what is random (default: another one each time; printed)"
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help=seeds)
     parser.add_argument("--local", action="store_true", help="leave OpenRLHF out, also where it is installed")
-    parser.add_argument("--page", type=Path, metavar="FILE", help=f"write the table below {HEADING.strip()!r} there")
     arguments = parser.parse_args()
     seed = SMALL_SEED if arguments.small else arguments.seed
     print(f"seed {seed}", flush=True)
@@ -315,11 +312,6 @@ def main() -> int:
     print("\n".join(aligned([header, *rows], 1)))
     counts = {name: vars(c) for name, c in campaign.counts.items()}
     tried, silent, lost = (sum(count[name] for count in counts.values()) for name in ("tried", "silent", "lost"))
-    if arguments.page:
-        size = "--small" if arguments.small else f"--minutes {arguments.minutes:g} --seed {seed}"
-        above, heading, _ = arguments.page.read_text(encoding="utf-8").partition(HEADING)
-        lines = [f"\n`python benchmarks/campaign.py {size}`:\n", *markdown_table(header, rows)]
-        write(arguments.page, above + heading + "\n".join(lines) + "\n")
     figures = {"seed": seed, "counts": counts, "met": silent == lost == 0}
     return finish(arguments, figures, f"{tried} kills and damages, {silent} silent, {lost} lost (goal 0 and 0)")
 
