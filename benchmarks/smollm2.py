@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,15 @@ from exgrpo_orlhf.files import write
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 from exgrpo_orlhf.study.comparison import compare
 from exgrpo_orlhf.study.comparison_charts import picture
-from exgrpo_orlhf.study.comparison_tables import csv_text, terminal
+from exgrpo_orlhf.study.comparison_tables import csv_text, plus_minus, terminal
 from exgrpo_orlhf.study.curve import Curve, TrackedRun
+from exgrpo_orlhf.study.seeds import mean
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = "gin/suites/smollm2.gin"
 GAIN = 0.15
 SAMPLES = 4
+LAST = 40  # steps
 ACCURACY = "eval/validation/avg_at_"  # and the number of samples; of its bounds, with interval/ in place of eval/
 STEPS = (
     *("step", "accuracy", "accuracy_low", "accuracy_high", "eval/validation/pass_at_4", "eval/lucky_guess_rate"),
@@ -54,6 +56,7 @@ STEPS = (
     *("reward/groups_with_signal", "reward/lucky_guess_rate", "replay/lucky_guess_rate", "replay/actual_share"),
     *("policy/entropy_fresh", "policy/entropy_sound", "policy/entropy_lucky"),
 )
+BESIDE = (*STEPS[4:6], *STEPS[9:12], *STEPS[13:])  # the other measures
 HEAD = ("model", "benchmark", "temperature", "responses", "accuracy", "answered", "accuracy_if_answered", "lucky")
 SMALL = [
     *("Work.model = @ChainModel()", "Prompts.template = 'plain'", "Prompts.system = None", "Prompts.max_tokens = 99"),
@@ -131,26 +134,45 @@ def steps(metrics: Path) -> Iterator[dict[str, Any]]:
 
 def compared(arguments: Namespace) -> tuple[dict[str, Any], str]:
     """Draw the runs of --out as curves.png and print their comparison. Returns figures and their summary."""
-    curves = [curve(path) for path in sorted((arguments.out / "runs").glob("*-seed*.csv"))]
+    runs = {path: table(path) for path in sorted((arguments.out / "runs").glob("*-seed*.csv"))}
+    curves = [curve(path, rows) for path, rows in runs.items()]
     comparison = compare("accuracy", curves, "on_policy")
     write(arguments.out / "curves.png", picture([comparison]))
     print(terminal([comparison], []))
+    print("\n".join(beside(zip(curves, runs.values(), strict=True))))
     gains = {f"{each.run.variant}, seed {each.run.seed}": each.final - float(each.values[0]) for each in curves}
     listing = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in gains.items())
     met = arguments.small or min(gains.values()) >= GAIN
     return {"gains": gains, "met": met}, f"points of accuracy gained: {listing}"
 
 
-def curve(path: Path) -> Curve:
-    """Of the CSV file of a run."""
+def table(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+        return list(csv.DictReader(file))
+
+
+def curve(path: Path, rows: list[dict[str, str]]) -> Curve:
+    """Of the CSV file of a run."""
     at = [i for i, row in enumerate(rows) if row["accuracy"]]
     taken, values, tokens = ([float(rows[i][n]) for i in at] for n in ("step", "accuracy", "cost/generated_tokens"))
     seconds = np.cumsum([float(row["time/step"] or 0) for row in rows])[at]
     variant, _, seed = path.stem.rpartition("-seed")
     run = TrackedRun(path.stem, path.stem, variant, int(seed), "local", "FINISHED", 0, {}, frozenset(), None)
     return Curve(run, np.array(taken), np.array(values), np.array(tokens), seconds, "accuracy")
+
+
+def beside(runs: Iterable[tuple[Curve, list[dict[str, str]]]]) -> list[str]:
+    """A table of the other measures, ± 95 % over seeds: the last evaluation, or the mean of the last LAST steps."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for of, rows in runs:
+        for name in BESIDE:
+            numbers = [float(row[name]) for row in rows[-LAST:] if row.get(name)]
+            if numbers:
+                value = numbers[-1] if name.startswith("eval/") else float(np.mean(numbers))
+                values.setdefault(of.run.variant, {}).setdefault(name, []).append(value)
+    shown = lambda numbers: plus_minus(mean(numbers) if numbers else None)
+    cells = [(name, *(shown(of.get(name)) for of in values.values())) for name in BESIDE]
+    return markdown_table((f"the end, or the last {LAST} steps", *values), cells)
 
 
 def call(line: list[str]) -> None:

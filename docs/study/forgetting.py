@@ -1,5 +1,7 @@
 """What is forgotten and what comes back, from the decisions of each step (decisions.jsonl).
 
+    python docs/study/forgetting.py runs/GROUP > forgetting.csv
+
 Groups of fresh rollouts alone are compared, not those of replayed questions, so that all methods have the same: a
 question and the next time it is drawn. It was solved if any of its graded rollouts was correct.
 """
@@ -7,8 +9,11 @@ question and the next time it is drawn. It was solved if any of its graded rollo
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from exgrpo_orlhf.study.comparison_tables import csv_text
 
 HEAD = ("variant", "seed", "forgotten", "recovered", "never_solved", "first_signal")
 
@@ -42,3 +47,7 @@ def rows(runs: Path) -> Iterator[dict[str, object]]:
         shares = {name: count / of for name, (count, of) in counts.items() if of}
         never = 1 - len(ever) / len(before) if before else 0.0
         yield {"variant": run.parent.name, "seed": run.name.removeprefix("seed"), **shares, "never_solved": never}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(csv_text(HEAD, rows(Path(sys.argv[1]))))
