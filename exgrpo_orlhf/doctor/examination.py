@@ -66,8 +66,8 @@ def examine(
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as made:
         work, model = Path(made).absolute(), Path(made).absolute() / "model"
         bound = tiny.bound_model(files, overrides)
-        as_bound, x = tiny.doctor_experiments(files, overrides, model)
-        settings = x.openrlhf
+        as_bound, experiment = tiny.doctor_experiments(files, overrides, model)
+        settings = experiment.openrlhf
         assert as_bound.openrlhf is not None
         assert settings is not None
         flags = as_bound.openrlhf.all_flags()
@@ -89,7 +89,7 @@ def examine(
             if failed():
                 add(Finding("start", "skipped", "fix the failed checks above first"))
             else:
-                _on_the_layout(x, settings, paths, environ, checks, add)
+                _on_the_layout(experiment, settings, paths, environ, checks, add)
     if not failed() and not only:
         remember(layout_of(as_bound), findings)
     return not failed()
@@ -122,7 +122,7 @@ def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str]) -> Finding:
 
 
 def _on_the_layout(
-    x: Experiment,
+    experiment: Experiment,
     settings: OpenRLHF,
     paths: Sequence[str],
     environ: Mapping[str, str],
@@ -143,14 +143,15 @@ def _on_the_layout(
 
     needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update
     first = checks | {needed[name] for name in checks & needed.keys()}
-    runs = [(x, [name for name in CLUSTER[:-1] if name in first])]
+    runs = [(experiment, [name for name in CLUSTER[:-1] if name in first])]
     if "resume" in checks:
-        runs.append((replace(x, settings=replace(x.settings, steps=x.settings.steps + 1)), ["resume"]))
-    for experiment, part in runs:
+        longer = replace(experiment.settings, steps=experiment.settings.steps + 1)
+        runs.append((replace(experiment, settings=longer), ["resume"]))
+    for run_experiment, part in runs:
         try:
             with _findings_of(Path(paths[0]) / FINDINGS, report) as outcomes:
-                job = Job(experiment, Path(paths[0]) / "run", "unused", {}, prepare_and_run)
-                launch.launch(job, paths[1], resume=experiment is not x, classes=classes)
+                job = Job(run_experiment, Path(paths[0]) / "run", "unused", {}, prepare_and_run)
+                launch.launch(job, paths[1], resume=run_experiment is not experiment, classes=classes)
         except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
             remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
             report(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))
