@@ -278,12 +278,12 @@ class DoctorTrainer(MixedTrainer):
             saved = self.job.run / f"checkpoint-{run.steps}" / "replay" / table
             if (again / table).read_bytes() != saved.read_bytes():
                 bad.append(table)
-        begun, stored = run.steps, run.buffer.n_trajectories
+        first_step, stored = run.steps, run.buffer.n_trajectories
         run.run(StopFile(self.job.run))
-        same = f"weights, optimiser and {stored} stored trajectories as after step {begun}; step {run.steps} done"
+        same = f"weights, optimiser and {stored} stored trajectories as after step {first_step}; step {run.steps} done"
         return judged(
             "resume",
-            not bad and run.steps == begun + 1,
+            not bad and run.steps == first_step + 1,
             f"differ: {', '.join(bad[:3])}" if bad else same,
             "the checkpoint does not hold what was trained: do not resume from this layout's checkpoints",
         )

@@ -63,24 +63,24 @@ def examine(
 
     checks = set(only or CHECKS)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as made:
-        work, model = Path(made).absolute(), Path(made).absolute() / "model"
-        bound = tiny.bound_model(files, overrides)
+    with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as temporary:
+        work, model = Path(temporary).absolute(), Path(temporary).absolute() / "model"
+        bound_model = tiny.bound_model(files, overrides)
         as_bound, experiment = tiny.doctor_experiments(files, overrides, model)
         settings = experiment.openrlhf
         assert as_bound.openrlhf is not None
         assert settings is not None
         flags = as_bound.openrlhf.all_flags()
         more = [*overrides, "Work.questions = @ModularChains()"]  # with the bound lengths, which as_bound has not
-        full_size = config.load(["base.gin", *files], more) if bound else as_bound
+        full_size = config.load(["base.gin", *files], more) if bound_model else as_bound
         elsewhere = ray_address(settings.ray_address, environ) != "local"
-        for finding in machine.examine(checks, work, full_size, bound, elsewhere=elsewhere):
+        for finding in machine.examine(checks, work, full_size, bound_model, elsewhere=elsewhere):
             add(finding)
         # What every node must see: the folder, the small model, and the bound model if it is a path.
-        paths = [str(work), str(model), *([bound] if bound and Path(bound).exists() else [])]
+        paths = [str(work), str(model), *([bound_model] if bound_model and Path(bound_model).exists() else [])]
         if checks & {"model", "start", "nodes", *CLUSTER} and not failed():
-            architecture = tiny.make_model(bound, model, flags.get("vllm.tensor_parallel_size", 1))
-            why = f"the architecture of {bound}" if bound else "because no model is bound"
+            architecture = tiny.make_model(bound_model, model, flags.get("vllm.tensor_parallel_size", 1))
+            why = f"the architecture of {bound_model}" if bound_model else "because no model is bound"
             add(Finding("model", "ok", f"{architecture} with {tiny.LAYERS} layers, {why}"))
             if "nodes" in checks:
                 skipped = Finding("nodes", "skipped", "Ray is started for the run, on this machine only")

@@ -209,15 +209,15 @@ class ReplayMixer:
             buckets = self.buckets.adapted(buffer.candidates)
             ids = self.sampler.sample(buffer.candidates, n, self.group_size, buckets, self.rng, buffer.newest_step)
             replayed = [fresh.question(question_id) for question_id in ids]
-        left = self.questions_per_step - len(replayed)
-        revisited = [fresh.question(question_id) for question_id in buffer.revisit(step, left, self.rng)]
-        taken = {question.id for question in (*replayed, *revisited)}
+        fresh_count = self.questions_per_step - len(replayed)
+        revisited = [fresh.question(question_id) for question_id in buffer.revisit(step, fresh_count, self.rng)]
+        batch_ids = {question.id for question in (*replayed, *revisited)}
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
-        drawn = revisited + fresh.draw(left - len(revisited), taken, retired, step)
-        if fills_batch and (missing := left - len(drawn)):
-            drawn += fresh.draw(missing, taken | {question.id for question in drawn}, (), step)
+        fresh_questions = revisited + fresh.draw(fresh_count - len(revisited), batch_ids, retired, step)
+        if fills_batch and (missing := fresh_count - len(fresh_questions)):
+            fresh_questions += fresh.draw(missing, batch_ids | {each.id for each in fresh_questions}, (), step)
         candidates = {question: buffer.trajectories(question.id) for question in replayed}
-        return Plan(step, drawn, replayed, candidates, rollouts_per_replayed=self.rollouts_per_replayed)
+        return Plan(step, fresh_questions, replayed, candidates, rollouts_per_replayed=self.rollouts_per_replayed)
 
     def late_candidates(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """For late injection: what is stored of each question whose fresh rollouts have all failed.

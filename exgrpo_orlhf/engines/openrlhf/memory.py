@@ -107,8 +107,8 @@ def memory_of(experiment: Experiment, config: PretrainedConfig, total: float) ->
     activations = checkpointed if flags.get("actor.gradient_checkpointing_enable") else text.num_hidden_layers * layer
     # token_stats: blocks of logits in float32, hidden states and a block in bf16; in bf16 the gradient of the output
     # layer, and of an embedding that is the same weight.
-    learnt = 0 if lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
-    log_probs = update_tokens * text.hidden_size * 20 + 2 * text.vocab_size * text.hidden_size * learnt
+    gradient_copies = 0 if lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
+    log_probs = update_tokens * text.hidden_size * 20 + 2 * text.vocab_size * text.hidden_size * gradient_copies
 
     stays = {"the policy": weights, **beside} if colocated else {}
     if colocated and not flags.get("ds.enable_sleep") and not offloaded:
