@@ -86,7 +86,7 @@ class ReplayMixer:
         (`RolloutGroup.with_stored`); the accuracy is that of the K. 'unless_solved' (planned revisits): all K are
         generated, and only where none of them is a success does the stored one take a place
     late_injection: after grading, a group of fresh rollouts without a success (its accuracy is 0) gets a stored
-        trajectory of its question, where the buffer has one, in the place of a rollout (`RolloutGroup.with_stored`).
+        trajectory of its question, where the buffer has one, instead of a rollout (`RolloutGroup.with_stored`).
         Nothing more is generated, and no question gives way to a replayed one: ρ must be 0, or planned questions be
         'unless_solved' too. 'newest': the one whose log-probs are the newest; 'selected': the one that
         `TrajectorySelector` chooses, which may have to be scored. None: no late injection. The delayed start holds for

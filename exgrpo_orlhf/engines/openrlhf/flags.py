@@ -95,7 +95,7 @@ REFUSED = {
     "reward.*": "rewards come from Verifier",
     "ds.value_head_prefix": "there is no value head",
     "ds.lora.dropout": "log-probs with dropout are those of another policy",
-    "ds.deepcompile": "the output layer computes log-probs in the place of logits, each pass anew",
+    "ds.deepcompile": "the output layer computes log-probs instead of logits, each pass anew",
     "ds.ring_attn_size": "responses are scored whole, not in pieces spread over ranks",
     "ds.ring_attn_head_stride": "see ds.ring_attn_size",
     "ds.tensor_parallel_size": "responses are scored through the output layer, which must not be split",
@@ -103,7 +103,7 @@ REFUSED = {
     "ds.load_in_4bit": "quantised weights are not trained, and vLLM needs whole ones; with LoRA it gets the merged "
     "weights, which have no 4-bit form",
     "ds.use_universal_ckpt": "a checkpoint could not be read again: only a resumed run would use the flag",
-    "ds.use_liger_kernel": "the output layer computes log-probs in the place of logits",
+    "ds.use_liger_kernel": "the output layer computes log-probs instead of logits",
     "ds.zpg": "the second shards of ZeRO++ are for ZeRO-3 between nodes, which nothing here has run on",
     "actor.optim": "Optimizer's settings are AdamW's, as on the local engine",
     "actor.muon.*": "Optimizer's settings are AdamW's, as on the local engine",
