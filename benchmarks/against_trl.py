@@ -54,22 +54,24 @@ class Ours:
     """The local engine's step, call by call as in training.py."""
 
     def __init__(self, experiment: Experiment, model_path: Path) -> None:
-        x = self.x = experiment
-        self.engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model_path)
-        self.questions = x.questions.load()
+        self.experiment = experiment
+        self.engine = TorchEngine(
+            experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts, model_path=model_path
+        )
+        self.questions = experiment.questions.load()
         self.steps = self.tokens = self.trl_tokens = 0
 
     def rollouts(self) -> MixedBatch:
         first = self.steps * B % len(self.questions)
         self.steps += 1
         groups = self.engine.rollout(Plan(self.steps, self.questions[first : first + B], [], {}), K)
-        groups = self.x.verifier.grade_groups(groups, self.engine.decode)
-        mixer = self.x.mixer
-        return mixer.assemble(mixer.complete(groups, {}), self.x.advantages)
+        groups = self.experiment.verifier.grade_groups(groups, self.engine.decode)
+        mixer = self.experiment.mixer
+        return mixer.assemble(mixer.complete(groups, {}), self.experiment.advantages)
 
     def step(self) -> None:
         batch = self.rollouts()
-        self.engine.update(batch, self.x.loss)
+        self.engine.update(batch, self.experiment.loss)
         self.tokens += sum(len(row.token_ids) for row in batch.flat_rows())
 
 
@@ -90,7 +92,7 @@ class InTurn(TrainerCallback):
 
 
 def trl_trainer(ours: Ours, model_path: Path, steps: int, folder: str) -> GRPOTrainer:
-    x, questions = ours.x, {question.prompt: question for question in ours.questions}
+    experiment, questions = ours.experiment, {question.prompt: question for question in ours.questions}
 
     def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         ours.trl_tokens += sum(map(len, completion_ids))
@@ -104,19 +106,19 @@ def trl_trainer(ours: Ours, model_path: Path, steps: int, folder: str) -> GRPOTr
         num_generations=K,
         num_iterations=1,
         shuffle_dataset=False,
-        max_completion_length=x.sampling.max_response_tokens,
-        temperature=x.sampling.temperature,
+        max_completion_length=experiment.sampling.max_response_tokens,
+        temperature=experiment.sampling.temperature,
         top_k=0,
         top_p=1.0,
         loss_type="dr_grpo",
         scale_rewards="none",
         beta=0.0,
-        epsilon=x.loss.clip_low,
-        epsilon_high=x.loss.clip_high,
-        learning_rate=x.optimizer.learning_rate,
-        lr_scheduler_type=x.optimizer.schedule,
-        weight_decay=x.optimizer.weight_decay,
-        max_grad_norm=x.optimizer.max_grad_norm,
+        epsilon=experiment.loss.clip_low,
+        epsilon_high=experiment.loss.clip_high,
+        learning_rate=experiment.optimizer.learning_rate,
+        lr_scheduler_type=experiment.optimizer.schedule,
+        weight_decay=experiment.optimizer.weight_decay,
+        max_grad_norm=experiment.optimizer.max_grad_norm,
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
@@ -142,7 +144,7 @@ def largest_difference(ours: Ours, trainer: GRPOTrainer) -> float:
 
     The behaviour log-probs are the policy's with noise: at a ratio of 1 the loss would not depend on any log-prob.
     """
-    engine, loss = ours.engine, ours.x.loss
+    engine, loss = ours.engine, ours.experiment.loss
     rows = ours.rollouts().flat_rows()
     lengths = torch.tensor([len(row.token_ids) for row in rows])
     forward = [ForwardRow(engine.prompts.encode(row.question), row.token_ids) for row in rows]

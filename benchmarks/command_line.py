@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 DATA = Path(os.environ.get("EXGRPO_TEST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-# In the place of gin/toy.gin's: a model that is warmed up in seconds, and questions that it can answer.
+# Instead of gin/toy.gin's: a model that is warmed up in seconds, and questions that it can answer.
 TINY = [
     "ChainModel.operands = (3, 4)",
     "ChainModel.width = 32",

@@ -31,11 +31,12 @@ def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
     bindings = ["train.engine = 'openrlhf'", "Work.model = @PretrainedModel()", "Optimizer.learning_rate = 1e-6"]
     bindings += [f"PretrainedModel.path = {str(work.folder)!r}", f"MAX_RESPONSE_TOKENS = {work.length}"]
     bindings += [f"train.questions_per_step = {len(batch.rows)}", f"train.group_size = {len(batch.rows[0])}"]
-    x = config.load(["toy.gin"], [*bindings, f"OpenRLHF.cpu_bench = {not work.cuda}", f"OpenRLHF.flags = {values!r}"])
-    args = launch.parse(x, str(work.folder), work.folder, resume=False)
-    args.exgrpo = replace(x, loss=work.loss)
+    bindings += [f"OpenRLHF.cpu_bench = {not work.cuda}", f"OpenRLHF.flags = {values!r}"]
+    experiment = config.load(["toy.gin"], bindings)
+    args = launch.parse(experiment, str(work.folder), work.folder, resume=False)
+    args.exgrpo = replace(experiment, loss=work.loss)
     made = actor.MixedPolicyActor(1, 0, None, None)
-    made.init_model_from_pretrained(get_strategy(args), str(work.folder), flags.scheduler_steps(x), None)
+    made.init_model_from_pretrained(get_strategy(args), str(work.folder), flags.scheduler_steps(experiment), None)
     return made
 
 

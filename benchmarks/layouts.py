@@ -56,23 +56,25 @@ def needs(layout: str) -> dict[str, Any]:
     """The sums of a layout, in bytes, tokens and seconds; seconds of a step by card."""
     name, files = LAYOUTS[layout]
     bound = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions'", f"train.steps = {STEPS[name]}"]
-    x = config.load(["recipes/paper.gin", f"engines/openrlhf_{layout}.gin", *files], bound)
-    count = memory.parameters_of(MODELS[name], x.lora)
+    experiment = config.load(["recipes/paper.gin", f"engines/openrlhf_{layout}.gin", *files], bound)
+    count = memory.parameters_of(MODELS[name], experiment.lora)
     assert count is not None
-    assert x.openrlhf is not None
-    card = hours.CARDS[x.openrlhf.gpu]
-    sums = memory.memory_of(x, MODELS[name], card.memory)
-    buffer = buffer_bytes(x, 0.5, hours.RESPONSE)
-    same = {gpu: hours.step_of(x, count[0], one) for gpu, one in hours.CARDS.items() if one.memory == card.memory}
+    assert experiment.openrlhf is not None
+    card = hours.CARDS[experiment.openrlhf.gpu]
+    sums = memory.memory_of(experiment, MODELS[name], card.memory)
+    buffer = buffer_bytes(experiment, 0.5, hours.RESPONSE)
+    same = {
+        gpu: hours.step_of(experiment, count[0], one) for gpu, one in hours.CARDS.items() if one.memory == card.memory
+    }
     return {
         "gpus": next(iter(same.values()))[1],
         "model_name": f"{name}{', LoRA' if files else ''}",
         "total": card.memory,
-        "short": memory.too_little_memory(x, sums, card.memory),
+        "short": memory.too_little_memory(experiment, sums, card.memory),
         "model": sums.model, "update": sums.update, "rollout": sums.rollout, "cache": sums.cache,
         "host": sums.host + buffer,
         "download": 2 * count[0],
-        "disk": (x.settings.keep + 1) * (memory.checkpoint_bytes(*count) + buffer),
+        "disk": (experiment.settings.keep + 1) * (memory.checkpoint_bytes(*count) + buffer),
         "steps": STEPS[name],
         "seconds": {gpu: seconds for gpu, (seconds, _) in same.items()},
     }  # fmt: skip

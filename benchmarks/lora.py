@@ -49,29 +49,36 @@ def load(small: bool) -> Experiment:
     return config.load([file], bindings)
 
 
-def make_engine(x: Experiment, lora: LoRA) -> TorchEngine:
-    assert x.local is not None
-    return TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, lora, model_path=x.model.prepare())
+def make_engine(experiment: Experiment, lora: LoRA) -> TorchEngine:
+    assert experiment.local is not None
+    return TorchEngine(
+        experiment.local,
+        experiment.optimizer,
+        experiment.sampling,
+        experiment.prompts,
+        lora,
+        model_path=experiment.model.prepare(),
+    )
 
 
-def batch(engine: TorchEngine, x: Experiment, questions: int) -> MixedBatch:
+def batch(engine: TorchEngine, experiment: Experiment, questions: int) -> MixedBatch:
     """Rollouts with made-up advantages."""
-    groups = engine.rollout(Plan(1, x.questions.load()[:questions], [], {}), K)
+    groups = engine.rollout(Plan(1, experiment.questions.load()[:questions], [], {}), K)
     advantages = (0.75, -0.25, -0.25, -0.25)
     rows = [[Row(g.question, one, a, True) for one, a in zip(g.rollouts, advantages, strict=True)] for g in groups]
     return MixedBatch(groups, rows, K)
 
 
 def step(rank: int, tokens: int, small: bool) -> dict[str, float]:
-    x = load(small)
-    assert x.local is not None
-    x = replace(x, local=replace(x.local, micro_batch_tokens=tokens))
+    experiment = load(small)
+    assert experiment.local is not None
+    experiment = replace(experiment, local=replace(experiment.local, micro_batch_tokens=tokens))
     torch.set_num_threads(1)
-    engine = make_engine(x, LoRA(rank=rank or None))
-    made, seconds = batch(engine, x, 2 if small else 8), []
+    engine = make_engine(experiment, LoRA(rank=rank or None))
+    made, seconds = batch(engine, experiment, 2 if small else 8), []
     for _ in range(2):
         begin = time.perf_counter()
-        engine.update(made, x.loss)
+        engine.update(made, experiment.loss)
         seconds.append(time.perf_counter() - begin)
     states = [value for state in engine._update.optimizer.state.values() for value in state.values()]
     return {
@@ -91,14 +98,14 @@ def in_process(rank: int, tokens: int, small: bool) -> dict[str, float]:
 
 
 def generation(rank: int, small: bool, turns: int) -> dict[str, float]:
-    x = load(small)
+    experiment = load(small)
     torch.set_num_threads(1)
-    x = replace(x, sampling=replace(x.sampling, max_response_tokens=16 if small else 64))
-    engine = make_engine(x, LoRA(rank=rank))
+    experiment = replace(experiment, sampling=replace(experiment.sampling, max_response_tokens=16 if small else 64))
+    engine = make_engine(experiment, LoRA(rank=rank))
     adapter = engine.adapter
     assert adapter is not None
     merged = adapter.merged
-    plan = Plan(1, x.questions.load()[: 2 if small else 8], [], {})
+    plan = Plan(1, experiment.questions.load()[: 2 if small else 8], [], {})
     rates: dict[str, list[float]] = {"merged": [], "beside": []}
     for turn in range(turns + 1):
         for name, context in (("merged", merged), ("beside", nullcontext)):

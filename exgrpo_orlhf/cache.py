@@ -48,10 +48,10 @@ def making(folder: Path) -> Iterator[Path]:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in folder.parent.glob(".unfinished-*/"):
+        for leftover in folder.parent.glob(".unfinished-*/"):
             with suppress(OSError):  # or another process has removed it
-                if time.time() - left.stat().st_mtime > _KILLED:
-                    shutil.rmtree(left)
+                if time.time() - leftover.stat().st_mtime > _KILLED:
+                    shutil.rmtree(leftover)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as temporary:
             unfinished = Path(temporary) / folder.name
             unfinished.mkdir()

@@ -28,8 +28,12 @@ FIRST = QUESTIONS[0]
 
 
 def load(model: Path, file: Path, *more: str, questions=QUESTIONS):
-    x = config.load(["baselines/luffy.gin"], [*small_bindings(model), f"Work.experience = {str(file)!r}", *more])
-    return initial_buffer.load(x, questions, PromptEncoder(x.prompts, AutoTokenizer.from_pretrained(model)))
+    experiment = config.load(
+        ["baselines/luffy.gin"], [*small_bindings(model), f"Work.experience = {str(file)!r}", *more]
+    )
+    return initial_buffer.load(
+        experiment, questions, PromptEncoder(experiment.prompts, AutoTokenizer.from_pretrained(model))
+    )
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -134,12 +138,12 @@ def test_a_prompt_that_two_questions_share_has_to_be_told_by_its_id(warm_model, 
 def test_experience_that_was_looked_at_before_the_start_is_loaded_again_as_it_is(warm_model, tmp_path):
     """From a file and from another run's buffer: the OpenRLHF driver looks first, then the run loads it."""
     file = write(tmp_path / "experts.jsonl", *map(expert, QUESTIONS[:3]))
-    x = config.load(["toy.gin"], small_bindings(warm_model, f"Work.experience = {str(file)!r}"))
-    prompts = PromptEncoder(x.prompts, AutoTokenizer.from_pretrained(warm_model))
-    first = initial_buffer.load(x, QUESTIONS, prompts)
+    experiment = config.load(["toy.gin"], small_bindings(warm_model, f"Work.experience = {str(file)!r}"))
+    prompts = PromptEncoder(experiment.prompts, AutoTokenizer.from_pretrained(warm_model))
+    first = initial_buffer.load(experiment, QUESTIONS, prompts)
     snapshot.save(first, tmp_path / "replay", prompts.fingerprint())
-    borrowing = replace(x, experience=str(tmp_path / "replay"))
-    for source in (x, borrowing, borrowing):
+    borrowing = replace(experiment, experience=str(tmp_path / "replay"))
+    for source in (experiment, borrowing, borrowing):
         assert initial_buffer.load(source, QUESTIONS, prompts).n_trajectories == first.n_trajectories == 3
         assert source.buffer.n_trajectories == 0
 

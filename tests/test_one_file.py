@@ -39,8 +39,8 @@ class Package:
 
     def __init__(self, module, model) -> None:
         sizes = [f"train.questions_per_step = {B}", f"train.group_size = {K}"]
-        self.x = config.load(["base.gin"], [*sizes, f"MAX_RESPONSE_TOKENS = {module.MAX_TOKENS}"])
-        self.module, self.buffer, self.step = module, self.x.buffer, 1
+        self.experiment = config.load(["base.gin"], [*sizes, f"MAX_RESPONSE_TOKENS = {module.MAX_TOKENS}"])
+        self.module, self.buffer, self.step = module, self.experiment.buffer, 1
         self.forward = PolicyForward(model, 1.0, torch.float32)
         self.replayed: list[str] = []  # question texts of the step, in order
 
@@ -56,9 +56,9 @@ class Package:
         same = np.random.default_rng()
         same.bit_generator.state = rng.bit_generator.state
         self.replayed = draw(buckets, n, rng)
-        assert len(self.replayed) == min(int(self.x.mixer.rho_at(self.step) * B), self.buffer.n_candidates)
+        assert len(self.replayed) == min(int(self.experiment.mixer.rho_at(self.step) * B), self.buffer.n_candidates)
         sets = {accuracy: IndexedSet(members) for accuracy, members in by_id.items()}
-        mixer = self.x.mixer
+        mixer = self.experiment.mixer
         drawn = mixer.sampler.sample(sets, len(self.replayed), K, mixer.buckets, same, self.buffer.newest_step)
         assert [ids[question_id] for question_id in drawn] == self.replayed
         self.unchosen = list(self.replayed)
@@ -73,7 +73,7 @@ class Package:
         measured = measure(self.forward, rows, 2048)
         assert [one.entropy for one in measured] == pytest.approx(entropies, abs=1e-5)
         measured = [one._replace(entropy=entropy) for one, entropy in zip(measured, entropies, strict=True)]
-        chosen = self.x.selector.choose({question: candidates}, {question: measured}, np.random.default_rng())
+        chosen = self.experiment.selector.choose({question: candidates}, {question: measured}, np.random.default_rng())
         success = choose(stored, entropies)
         assert tuple(chosen[question.id].token_ids.tolist()) == success.tokens
         return success
@@ -90,13 +90,13 @@ class Package:
             )
             for text, group in rewards.items()
         ]
-        self.x.mixer.observe(groups, self.step)
-        if self.x.mixer.collecting:
+        self.experiment.mixer.observe(groups, self.step)
+        if self.experiment.mixer.collecting:
             self.buffer.observe(groups, self.step)
 
     def store(self, text, success):
         ids, behaviour = np.array(success.tokens, np.int32), np.array(success.behaviour, np.float32)
-        if self.x.mixer.collecting:
+        if self.experiment.mixer.collecting:
             self.buffer.store([(self.question(text).id, Trajectory(ids, behaviour, 1.0, success.step))])
 
     def check_stored(self, experience):
@@ -113,7 +113,7 @@ class Package:
         lengths = mask.sum(1)
         spread = lambda values: values.repeat_interleave(lengths)
         rows = torch.arange(len(mask))
-        return self.x.loss(
+        return self.experiment.loss(
             TokenBatch(
                 logprobs=logprobs[mask],
                 entropies=torch.zeros(int(lengths.sum())),
@@ -121,7 +121,7 @@ class Package:
                 advantages=spread(advantages),
                 replayed=spread(replayed),
                 in_loss=torch.ones(int(lengths.sum()), dtype=torch.bool),
-                row_weights=spread(self.x.loss.row_weights(lengths).float()),
+                row_weights=spread(self.experiment.loss.row_weights(lengths).float()),
                 token_weight=1 / int(lengths.sum()),
                 row_of=spread(rows),
             )
@@ -154,7 +154,7 @@ def test_the_one_file_is_the_package_in_every_step(seed, one_file, monkeypatch):
 
     def advantages(rewards):
         values = real_advantages(rewards)
-        expected = package.x.advantages(rewards.numpy().astype(np.float64), np.ones(rewards.shape, bool))
+        expected = package.experiment.advantages(rewards.numpy().astype(np.float64), np.ones(rewards.shape, bool))
         torch.testing.assert_close(values.double(), expected, rtol=0, atol=1e-7)
         return values
 
@@ -179,7 +179,7 @@ def test_the_one_file_is_the_package_in_every_step(seed, one_file, monkeypatch):
     questions = list(dict.fromkeys(one_file.draw_question(rng) for _ in range(12)))
     choices = 0
     for experience in one_file.train(model, questions, STEPS, rng):
-        assert experience.started == package.x.mixer.started == (package.step >= EASY_FROM)
+        assert experience.started == package.experiment.mixer.started == (package.step >= EASY_FROM)
         assert {package.question(text).id for text in experience.retired} == set(package.buffer.retired)
         package.check_stored(experience)
         choices += sum(len(successes) > 1 for successes in experience.stored.values())

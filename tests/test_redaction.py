@@ -65,28 +65,31 @@ def openrlhf(*more: str) -> config.Experiment:
 
 def test_what_is_written_of_a_configuration_has_no_secret_and_the_run_has_it():
     flags = f"OpenRLHF.more_flags = {{'logger.wandb.key': '{SECRET}', 'logger.wandb.org': 'us'}}"
-    x = openrlhf(flags, f"Tracking.uri = 'http://me:{SECRET}@host'")
-    assert x.openrlhf.all_flags()["logger.wandb.key"] == SECRET
-    assert x.tracking.uri == f"http://me:{SECRET}@host"
+    experiment = openrlhf(flags, f"Tracking.uri = 'http://me:{SECRET}@host'")
+    assert experiment.openrlhf.all_flags()["logger.wandb.key"] == SECRET
+    assert experiment.tracking.uri == f"http://me:{SECRET}@host"
     bindings = config.overrides_as_bound([flags, "Tracking.uri = ''"])
     assert bindings[1] == "Tracking.uri = 'http://host'"
-    for text in (x.config_text, str(x.params), str(x.identity), str(layout_of(x)), str(bindings)):
+    parts = (experiment.params, experiment.identity, layout_of(experiment), bindings)
+    for text in (experiment.config_text, *map(str, parts)):
         assert SECRET not in text
-    assert "'logger.wandb.org': 'us'" in x.config_text
+    assert "'logger.wandb.org': 'us'" in experiment.config_text
 
 
 def test_a_macro_whose_value_is_a_secret_is_hidden_and_others_are_not():
     login = "OpenRLHF.more_flags = {'logger.wandb.key': %LOGIN, 'logger.wandb.org': %TEAM}"
-    x = openrlhf(f"LOGIN = '{SECRET}'", "TEAM = 'us'", login)
-    assert SECRET not in x.config_text + str(x.params) + str(config.overrides_as_bound([f"LOGIN = '{SECRET}'"]))
-    assert "TEAM = 'us'" in x.config_text
+    experiment = openrlhf(f"LOGIN = '{SECRET}'", "TEAM = 'us'", login)
+    bindings = config.overrides_as_bound([f"LOGIN = '{SECRET}'"])
+    assert SECRET not in experiment.config_text + str(experiment.params) + str(bindings)
+    assert "TEAM = 'us'" in experiment.config_text
 
 
 def test_the_saved_configuration_is_that_of_the_same_run(tmp_path):
-    x = openrlhf(f"OpenRLHF.more_flags = {{'logger.wandb.key': '{SECRET}'}}")
-    (tmp_path / "config.gin").write_text(x.config_text, encoding="utf-8")
+    experiment = openrlhf(f"OpenRLHF.more_flags = {{'logger.wandb.key': '{SECRET}'}}")
+    (tmp_path / "config.gin").write_text(experiment.config_text, encoding="utf-8")
     again = config.load([tmp_path / "config.gin"])
-    assert (again.identity, again.config_hash, again.config_text) == (x.identity, x.config_hash, x.config_text)
+    assert (again.identity, again.config_hash) == (experiment.identity, experiment.config_hash)
+    assert again.config_text == experiment.config_text
     assert again.openrlhf.all_flags()["logger.wandb.key"] == REDACTED
 
 
@@ -103,9 +106,9 @@ def test_no_file_of_a_run_and_nothing_in_mlflow_has_the_secret_and_the_saved_con
     assert done.returncode == 0, done.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
-    (experiment,) = MlflowClient(store).search_experiments(filter_string="name = 'exgrpo'")
-    (tracked,) = MlflowClient(store).search_runs([experiment.experiment_id])
+    (mlflow_experiment,) = MlflowClient(store).search_experiments(filter_string="name = 'exgrpo'")
+    (tracked,) = MlflowClient(store).search_runs([mlflow_experiment.experiment_id])
     assert "train.steps = 1" in tracked.data.tags["set"].split("\n")
     assert f"password={REDACTED}&timeout=5" in tracked.data.tags["set"]
-    x = config.load([run / "config.gin"], ["train.steps = 2", "Tracking.enabled = False"])
-    assert train(x, run, resume=True, tracking_uri="", tags={}).steps == 2
+    experiment = config.load([run / "config.gin"], ["train.steps = 2", "Tracking.enabled = False"])
+    assert train(experiment, run, resume=True, tracking_uri="", tags={}).steps == 2

@@ -46,36 +46,36 @@ def auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> flo
     return float(below.mean() / (2 * len(low)))
 
 
-def engine(x: Experiment, weights: Path | None = None) -> TorchEngine:
+def engine(experiment: Experiment, weights: Path | None = None) -> TorchEngine:
     """The engine with the weights of a checkpoint of the experiment's run, or with the initial weights for None."""
-    if x.local is None:
+    if experiment.local is None:
         raise ValueError("lucky guesses are measured on the local engine: train.engine must be 'local'")
     return TorchEngine(
-        *(x.local, x.optimizer, x.sampling, x.prompts),
-        model_path=x.model.prepare(),
+        *(experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts),
+        model_path=experiment.model.prepare(),
         weights_path=weights,
-        seed=x.settings.seed,
+        seed=experiment.settings.seed,
     )
 
 
-def sampled(x: Experiment) -> tuple[Responses, Responses]:
+def sampled(experiment: Experiment) -> tuple[Responses, Responses]:
     """Sample K responses to every training question from the initial policy and keep the correct ones.
 
     Returns (all of them, those to questions that are not solved every time: only these stay in a replay buffer).
     """
-    policy = engine(x)
-    questions = x.questions.load()
-    groups = policy.rollout(Plan(1, questions, [], {}), x.settings.group_size)
-    groups = x.verifier.grade_groups(groups, policy.decode)
+    policy = engine(experiment)
+    questions = experiment.questions.load()
+    groups = policy.rollout(Plan(1, questions, [], {}), experiment.settings.group_size)
+    groups = experiment.verifier.grade_groups(groups, policy.decode)
     unmastered = [group for group in groups if group.accuracy != Fraction(1)]
     return _scored(policy, _correct(groups)), _scored(policy, _correct(unmastered))
 
 
-def stored(x: Experiment, checkpoint: Path) -> Responses:
+def stored(experiment: Experiment, checkpoint: Path) -> Responses:
     """The trajectories in a checkpoint's replay buffer, scored by its policy."""
-    policy = engine(x, checkpoint)
-    buffer = snapshot.load(checkpoint / "replay", copy.deepcopy(x.buffer), policy.prompts.fingerprint())
-    questions = {question.id: question for question in x.questions.load()}
+    policy = engine(experiment, checkpoint)
+    buffer = snapshot.load(checkpoint / "replay", copy.deepcopy(experiment.buffer), policy.prompts.fingerprint())
+    questions = {question.id: question for question in experiment.questions.load()}
     return _scored(policy, {questions[question_id]: buffer.trajectories(question_id) for question_id in buffer.records})
 
 

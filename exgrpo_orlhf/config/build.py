@@ -114,12 +114,12 @@ def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequ
         paths = [*includes(TOY, _GIN), TOY, *paths]
         log.info("nothing binds a model or questions: the toy of gin/toy.gin is trained")
     made_at: dict[str, str] = {}  # where each binding was last made
-    used: set[str] = set()  # macros that a binding refers to, also one that a later file replaces
+    used_macros: set[str] = set()  # macros that a binding refers to, also one that a later file replaces
     for path in dict.fromkeys(paths):
-        made_at |= _bind(path.read_text(encoding="utf-8"), name_of(path), used, allow_include=True)
+        made_at |= _bind(path.read_text(encoding="utf-8"), name_of(path), used_macros, allow_include=True)
     for override in overrides:
-        made_at |= _bind(override, f"--set {override!r}", used, allow_include=False)
-    _check_macros(made_at, used)
+        made_at |= _bind(override, f"--set {override!r}", used_macros, allow_include=False)
+    _check_macros(made_at, used_macros)
     if seed is not None:
         gin.bind_parameter("train.seed", seed)
         made_at["train.seed"] = "--seed"
@@ -137,16 +137,16 @@ def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequ
 
 def _make(name: str, *args: Any, **more: Any) -> Any:
     """An object of a class by its bindings."""
-    _check_given(f"exgrpo.{name}", _TARGETS[name], [])
+    _check_required(f"exgrpo.{name}", _TARGETS[name], [])
     return _GIN[name](*args, **more)
 
 
-def _check_given(selector: str, target: Callable[..., Any], scope: list[str]) -> None:
+def _check_required(selector: str, target: Callable[..., Any], scope: list[str]) -> None:
     """Raises ConfigError for a parameter without value and default, of this class or of what it is bound to."""
     with gin.config_scope(scope):
-        given = gin.get_bindings(selector, resolve_references=False)
+        bindings = gin.get_bindings(selector, resolve_references=False)
     name = selector.rpartition(".")[2]
-    values = {p: given.get(p, declared.default) for p, declared in inspect.signature(target).parameters.items()}
+    values = {p: bindings.get(p, declared.default) for p, declared in inspect.signature(target).parameters.items()}
     missing = [
         f"{'/'.join([*scope, name])}.{parameter}"
         for parameter, value in values.items()
@@ -158,9 +158,9 @@ def _check_given(selector: str, target: Callable[..., Any], scope: list[str]) ->
         raise ConfigError(f"%{macro} is used, but no file gives it a value: add {macro} = …")
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be bound: add it to a gin file, or give it with --set")
-    for reference in gin.config.iterate_references(given):
-        used = reference.configurable
-        _check_given(used.selector, used.wrapped, reference.scopes or scope)
+    for reference in gin.config.iterate_references(bindings):
+        configurable = reference.configurable
+        _check_required(configurable.selector, configurable.wrapped, reference.scopes or scope)
 
 
 def may_change(binding: str) -> bool:
@@ -228,25 +228,26 @@ def _build() -> Experiment:
 
 def overrides_as_bound(overrides: Sequence[str]) -> list[str]:
     """The --set bindings of the experiment that was loaded last, as they may be written."""
-    bound = {}
+    bindings = {}
     for text in overrides:
         for scope, selector, parameter, *_ in statements(text, "--set", _GIN):
             name = (f"{scope}/" if scope else "") + selector + (f".{parameter}" if parameter else "")
-            bound[name] = gin.query_parameter(name if parameter else f"%{name}")
-    return [f"{name} = {value!r}" for name, value in bound.items()]
+            bindings[name] = gin.query_parameter(name if parameter else f"%{name}")
+    return [f"{name} = {value!r}" for name, value in bindings.items()]
 
 
 def variant_of(params: Mapping[str, str]) -> dict[str, str]:
     """Those of a run's params by which two runs are of different variants, once the seed is left out: all but those
     that may change when a run is continued. OpenRLHF's flags are told apart one by one."""
-    kept = {name: text for name, text in params.items() if not may_change(name)}
-    given: dict[str, Any] = {}
+    settings = {name: text for name, text in params.items() if not may_change(name)}
+    flag_values: dict[str, Any] = {}
     for name in ("OpenRLHF.flags", "OpenRLHF.more_flags"):
         try:
-            given |= ast.literal_eval(params.get(name, "{}"))
+            flag_values |= ast.literal_eval(params.get(name, "{}"))
         except (ValueError, SyntaxError):  # one with a macro in it, or so long that it was cut
-            kept[name] = params[name]
-    return kept | {f"OpenRLHF {flag}": repr(value) for flag, value in flags.identity(OpenRLHF(flags=given)).items()}
+            settings[name] = params[name]
+    identity = flags.identity(OpenRLHF(flags=flag_values))
+    return settings | {f"OpenRLHF {flag}": repr(value) for flag, value in identity.items()}
 
 
 def _flatten(text: str) -> dict[str, str]:
@@ -265,7 +266,7 @@ def _flatten(text: str) -> dict[str, str]:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _bind(text: str, name: str, used: set[str], allow_include: bool) -> dict[str, str]:
+def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> dict[str, str]:
     """Make the bindings of one file or one --set. Returns where each was made; adds the macros that they refer to."""
     made_at = {}
     for statement in statements(text, name, _GIN):
@@ -277,7 +278,7 @@ def _bind(text: str, name: str, used: set[str], allow_include: bool) -> dict[str
         scope, selector, parameter, value = statement[:4]
         prefix = f"{scope}/" if scope else ""
         references = gin.config.iterate_references(value)
-        used |= {"/".join(each.scopes) for each in references if each.selector.endswith("gin.macro")}
+        used_macros |= {"/".join(each.scopes) for each in references if each.selector.endswith("gin.macro")}
         if not parameter:
             made_at[f"%{prefix}{selector}"] = where
             gin.bind_parameter((f"{prefix}{selector}", "gin.macro", "value"), value)
@@ -297,24 +298,24 @@ def _settings() -> list[str]:
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:
-    known = _settings()
-    if f"{selector}.{parameter}" in known:
+    settings = _settings()
+    if f"{selector}.{parameter}" in settings:
         return
-    near = [name for name in known if name.endswith(f".{parameter}")]
-    near = near or difflib.get_close_matches(f"{selector}.{parameter}", known, n=3, cutoff=0.5)
+    near = [name for name in settings if name.endswith(f".{parameter}")]
+    near = near or difflib.get_close_matches(f"{selector}.{parameter}", settings, n=3, cutoff=0.5)
     if selector in _GIN and not near:
-        near = [name for name in known if name.startswith(f"{selector}.")]
+        near = [name for name in settings if name.startswith(f"{selector}.")]
     nearest = ", ".join(near or sorted(_GIN))
     raise ConfigError(f"{where}: there is no setting {selector}.{parameter}; nearest: {nearest}")
 
 
-def _check_macros(made_at: dict[str, str], used: set[str]) -> None:
+def _check_macros(made_at: dict[str, str], used_macros: set[str]) -> None:
     """A name without a class is a macro. One that nothing refers to is a setting whose class was left out."""
     for macro, where in made_at.items():
         name = macro.removeprefix("%")
-        if macro.startswith("%") and name not in used:
+        if macro.startswith("%") and name not in used_macros:
             near = [each for each in _settings() if each.endswith(f".{name}")]
-            near = near or difflib.get_close_matches(name, [*sorted(used), *_settings()], n=3, cutoff=0.5)
+            near = near or difflib.get_close_matches(name, [*sorted(used_macros), *_settings()], n=3, cutoff=0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""
             raise ConfigError(f"{where}: {name} = … sets nothing, because no binding refers to {macro}{hint}")
 

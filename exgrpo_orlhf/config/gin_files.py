@@ -42,60 +42,60 @@ def find(file: str | Path, included_by: str | None) -> Path:
     )
 
 
-def includes(path: Path, known: Collection[str], trail: tuple[Path, ...] = ()) -> list[Path]:
+def includes(path: Path, classes: Collection[str], trail: tuple[Path, ...] = ()) -> list[Path]:
     """All files that a file includes, at any depth, each after the files it includes itself."""
     if path in trail:
         raise ConfigError(f"{name_of(path)} includes itself: {' → '.join(map(name_of, (*trail, path)))}")
-    found: list[Path] = []
-    bound = False
-    for statement in statements(path.read_text(encoding="utf-8"), name_of(path), known):
+    files: list[Path] = []
+    has_bindings = False
+    for statement in statements(path.read_text(encoding="utf-8"), name_of(path), classes):
         if not isinstance(statement, config_parser.IncludeStatement):
-            bound = True
+            has_bindings = True
             continue
         where = f"{name_of(path)}, line {statement.location.line_num}"
-        if bound:
+        if has_bindings:
             raise ConfigError(f"{where}: an include must stand before the bindings, which it would undo")
         included = find(statement.filename, where)
-        found += [*includes(included, known, (*trail, path)), included]
-    return list(dict.fromkeys(found))
+        files += [*includes(included, classes, (*trail, path)), included]
+    return list(dict.fromkeys(files))
 
 
-def statements(text: str, name: str, known: Collection[str]) -> list[Any]:
-    """name: of the file, or of the --set; known: classes that a reference can name. Raises ConfigError."""
+def statements(text: str, name: str, classes: Collection[str]) -> list[Any]:
+    """name: of the file, or of the --set; classes: those that a reference can name. Raises ConfigError."""
     parser = None
     try:
         parser = config_parser.ConfigParser(io.StringIO(text), gin.config.ParserDelegate())
         return list(parser)
     except SyntaxError as error:
         word = re.search(r"Failed to parse token '(\w+)'", error.msg)
-        said = (
+        hint = (
             f"{word[1]} is no value; a text needs quotes ('{word[1]}'), True, False and None a capital" if word else ""
         )
         if re.match(r"[\w.]+:(\s|$)", (error.text or "").strip()):
-            said = "this is YAML, not gin: a binding is written as train.steps = 200"
-        line, message = error.lineno, f"{said or error.msg}: {(error.text or text).strip()!r}"
+            hint = "this is YAML, not gin: a binding is written as train.steps = 200"
+        line, message = error.lineno, f"{hint or error.msg}: {(error.text or text).strip()!r}"
     except tokenize.TokenError as error:  # an open bracket or quote, noticed at the end of the file
         line, message = error.args[1][0] - 1, f"{error.args[0]}: a bracket or quote is not closed"
     except ValueError as error:  # a reference to something that is not there
         line = parser.current_token.start[0] if parser else 0
-        message = str(error).split("\n")[0].strip().rstrip(".") + f"; known are {', '.join(f'@{n}' for n in known)}"
+        message = str(error).split("\n")[0].strip().rstrip(".") + f"; known are {', '.join(f'@{n}' for n in classes)}"
     raise ConfigError(f"{name}: {message}" if name.startswith("--set") else f"{name}, line {line}: {message}")
 
 
 def redact() -> None:
     """Hide keys, tokens and passwords in what gin holds, once all is built: what is written is printed from there."""
-    held = [*gin.config._CONFIG.items(), *gin.config._OPERATIVE_CONFIG.items()]
-    used = _scopes(held)
-    for (scope, selector), values in held:
+    bindings = [*gin.config._CONFIG.items(), *gin.config._OPERATIVE_CONFIG.items()]
+    references = _scopes(bindings)
+    for (scope, selector), values in bindings:
         values |= {name: redacted(scope if selector == "gin.macro" else name, each) for name, each in values.items()}
-    for (scope, selector), values in held:  # macros that only secrets refer to
-        if selector == "gin.macro" and scope in used - _scopes(held):
+    for (scope, selector), values in bindings:  # macros that only secrets refer to
+        if selector == "gin.macro" and scope in references - _scopes(bindings):
             values["value"] = REDACTED
 
 
-def _scopes(held: list[Any]) -> set[str]:
+def _scopes(bindings: list[Any]) -> set[str]:
     """Of all references; that of a macro is its name."""
-    return {"/".join(each.scopes) for each in gin.config.iterate_references([values for _, values in held])}
+    return {"/".join(each.scopes) for each in gin.config.iterate_references([values for _, values in bindings])}
 
 
 def hypothesis(path: Path) -> str:

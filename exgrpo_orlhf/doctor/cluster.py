@@ -147,10 +147,10 @@ class DoctorTrainer(MixedTrainer):
 
     def _gap(self) -> float:
         """Mean absolute difference of the engines' and the trainer's log-probs of sampled tokens, nats."""
-        questions = self.x.questions.load()[: 4 * self.ranks]
+        questions = self.experiment.questions.load()[: 4 * self.ranks]
         sampler = Sampler(self.vllm_engines, RESPONSE, True, self.settings.timeout, self.prompts.turn_ends())
         requests = [
-            Request(self.prompts.encode(question), 2, self.x.sampling.temperature, i)
+            Request(self.prompts.encode(question), 2, self.experiment.sampling.temperature, i)
             for i, question in enumerate(questions)
         ]
         with self.engines_awake():
@@ -167,16 +167,16 @@ class DoctorTrainer(MixedTrainer):
     def check_gradient(self) -> Finding:
         """The gradient of one batch equals that of the plain computation, apart from bfloat16's rounding."""
         model = Path(self.args.actor.model_name_or_path)
-        questions = self.x.questions.load()[: self.x.settings.questions_per_step]
-        batch = parity.random_batch(questions, self.x.settings.group_size, len(self.tokenizer), RESPONSE)
-        ahead = bool(self.x.settings.generate_ahead)
+        questions = self.experiment.questions.load()[: self.experiment.settings.questions_per_step]
+        batch = parity.random_batch(questions, self.experiment.settings.group_size, len(self.tokenizer), RESPONSE)
+        ahead = bool(self.experiment.settings.generate_ahead)
         if ahead:
-            batch = parity.generated_ahead(parity.plain_engine(self.x, model, "float32"), batch)
+            batch = parity.generated_ahead(parity.plain_engine(self.experiment, model, "float32"), batch)
         self._ranks("start_recording")
-        self.update(batch, self.x.loss)
+        self.update(batch, self.experiment.loss)
         self.step = 0  # a run counts its own
         gradients = next(part for part in self._ranks("recorded_gradients") if part)
-        right, rounded = (parity.plain(self.x, model, batch, dtype) for dtype in ("float32", "bfloat16"))
+        right, rounded = (parity.plain(self.experiment, model, batch, dtype) for dtype in ("float32", "bfloat16"))
         difference, own = (parity.Difference.between(one, right) for one in (gradients, rounded))
         limit = max(GRADIENT_FACTOR * own.error, GRADIENT_ERROR)
         return judged(
@@ -256,7 +256,7 @@ class DoctorTrainer(MixedTrainer):
         bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
         if not any(row["policy/grad_norm"] for row in rows):
             bad.append("the gradient of any update")
-        if self.x.mixer.rho and not last.get("replay/actual_share"):
+        if self.experiment.mixer.rho and not last.get("replay/actual_share"):
             bad.append("replayed questions")
         times = ", ".join(f"{name} {last['time/' + name]:.1f}" for name in ("rollout", "update", "step"))
         done = f"{len(rows)} steps, gradient norm {last['policy/grad_norm']:.3g}, checkpoint-{run.saved_step} saved; "
@@ -278,12 +278,12 @@ class DoctorTrainer(MixedTrainer):
             saved = self.job.run / f"checkpoint-{run.steps}" / "replay" / table
             if (again / table).read_bytes() != saved.read_bytes():
                 bad.append(table)
-        begun, stored = run.steps, run.buffer.n_trajectories
+        first_step, stored = run.steps, run.buffer.n_trajectories
         run.run(StopFile(self.job.run))
-        same = f"weights, optimiser and {stored} stored trajectories as after step {begun}; step {run.steps} done"
+        same = f"weights, optimiser and {stored} stored trajectories as after step {first_step}; step {run.steps} done"
         return judged(
             "resume",
-            not bad and run.steps == begun + 1,
+            not bad and run.steps == first_step + 1,
             f"differ: {', '.join(bad[:3])}" if bad else same,
             "the checkpoint does not hold what was trained: do not resume from this layout's checkpoints",
         )

@@ -63,24 +63,24 @@ def examine(
 
     checks = set(only or CHECKS)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as made:
-        work, model = Path(made).absolute(), Path(made).absolute() / "model"
-        bound = tiny.bound_model(files, overrides)
-        as_bound, x = tiny.doctor_experiments(files, overrides, model)
-        settings = x.openrlhf
+    with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as temporary:
+        work, model = Path(temporary).absolute(), Path(temporary).absolute() / "model"
+        bound_model = tiny.bound_model(files, overrides)
+        as_bound, experiment = tiny.doctor_experiments(files, overrides, model)
+        settings = experiment.openrlhf
         assert as_bound.openrlhf is not None
         assert settings is not None
         flags = as_bound.openrlhf.all_flags()
         more = [*overrides, "Work.questions = @ModularChains()"]  # with the bound lengths, which as_bound has not
-        full_size = config.load(["base.gin", *files], more) if bound else as_bound
+        full_size = config.load(["base.gin", *files], more) if bound_model else as_bound
         elsewhere = ray_address(settings.ray_address, environ) != "local"
-        for finding in machine.examine(checks, work, full_size, bound, elsewhere=elsewhere):
+        for finding in machine.examine(checks, work, full_size, bound_model, elsewhere=elsewhere):
             add(finding)
         # What every node must see: the folder, the small model, and the bound model if it is a path.
-        paths = [str(work), str(model), *([bound] if bound and Path(bound).exists() else [])]
+        paths = [str(work), str(model), *([bound_model] if bound_model and Path(bound_model).exists() else [])]
         if checks & {"model", "start", "nodes", *CLUSTER} and not failed():
-            architecture = tiny.make_model(bound, model, flags.get("vllm.tensor_parallel_size", 1))
-            why = f"the architecture of {bound}" if bound else "because no model is bound"
+            architecture = tiny.make_model(bound_model, model, flags.get("vllm.tensor_parallel_size", 1))
+            why = f"the architecture of {bound_model}" if bound_model else "because no model is bound"
             add(Finding("model", "ok", f"{architecture} with {tiny.LAYERS} layers, {why}"))
             if "nodes" in checks:
                 skipped = Finding("nodes", "skipped", "Ray is started for the run, on this machine only")
@@ -89,7 +89,7 @@ def examine(
             if failed():
                 add(Finding("start", "skipped", "fix the failed checks above first"))
             else:
-                _on_the_layout(x, settings, paths, environ, checks, add)
+                _on_the_layout(experiment, settings, paths, environ, checks, add)
     if not failed() and not only:
         remember(layout_of(as_bound), findings)
     return not failed()
@@ -122,7 +122,7 @@ def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str]) -> Finding:
 
 
 def _on_the_layout(
-    x: Experiment,
+    experiment: Experiment,
     settings: OpenRLHF,
     paths: Sequence[str],
     environ: Mapping[str, str],
@@ -143,14 +143,15 @@ def _on_the_layout(
 
     needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update
     first = checks | {needed[name] for name in checks & needed.keys()}
-    runs = [(x, [name for name in CLUSTER[:-1] if name in first])]
+    runs = [(experiment, [name for name in CLUSTER[:-1] if name in first])]
     if "resume" in checks:
-        runs.append((replace(x, settings=replace(x.settings, steps=x.settings.steps + 1)), ["resume"]))
-    for experiment, part in runs:
+        longer = replace(experiment.settings, steps=experiment.settings.steps + 1)
+        runs.append((replace(experiment, settings=longer), ["resume"]))
+    for run_experiment, part in runs:
         try:
             with _findings_of(Path(paths[0]) / FINDINGS, report) as outcomes:
-                job = Job(experiment, Path(paths[0]) / "run", "unused", {}, prepare_and_run)
-                launch.launch(job, paths[1], resume=experiment is not x, classes=classes)
+                job = Job(run_experiment, Path(paths[0]) / "run", "unused", {}, prepare_and_run)
+                launch.launch(job, paths[1], resume=run_experiment is not experiment, classes=classes)
         except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
             remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
             report(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))

@@ -54,11 +54,11 @@ def version(package: str) -> str | None:
         return None
 
 
-def layout_of(x: Experiment) -> dict[str, Any]:
+def layout_of(experiment: Experiment) -> dict[str, Any]:
     """What an examination is valid for: OpenRLHF's flags as bound, and train.generate_ahead if it is 1."""
-    assert x.openrlhf is not None
-    ahead = {"train.generate_ahead": 1} if x.settings.generate_ahead else {}
-    flags: dict[str, Any] = redacted("OpenRLHF.flags", x.openrlhf.all_flags())  # they are written to the cache
+    assert experiment.openrlhf is not None
+    ahead = {"train.generate_ahead": 1} if experiment.settings.generate_ahead else {}
+    flags: dict[str, Any] = redacted("OpenRLHF.flags", experiment.openrlhf.all_flags())  # they are written to the cache
     return {**flags, **ahead}
 
 

@@ -31,25 +31,25 @@ NAMES = ("versions", "driver", "disk", "memory", "shm", "kernels")
 
 
 def examine(
-    names: Collection[str], folder: Path, x: Experiment, model: str | None, *, elsewhere: bool
+    names: Collection[str], folder: Path, experiment: Experiment, model: str | None, *, elsewhere: bool
 ) -> Iterator[Finding]:
     """The checks of this machine with these names, in the order of NAMES.
 
     Args:
         folder: where the run would go
-        x: the experiment
+        experiment: the experiment
         model: the bound one; None if it is made by the run
         elsewhere: whether the layout runs on a cluster, in which this machine may be a node without a GPU
     """
-    offload = bool(x.openrlhf and x.openrlhf.all_flags().get("ds.adam_offload"))
+    offload = bool(experiment.openrlhf and experiment.openrlhf.all_flags().get("ds.adam_offload"))
     config = AutoConfig.from_pretrained(model, trust_remote_code=False) if model else None
-    checkpoint = checkpoint_bytes(*parameters_of(config, x.lora)) if config else None
+    checkpoint = checkpoint_bytes(*parameters_of(config, experiment.lora)) if config else None
     no_gpu = elsewhere and _output("nvidia-smi", "-L") is None
     checks: dict[str, Callable[[], Finding]] = {
         "versions": versions,
         "driver": driver,
-        "disk": lambda: disk(folder, checkpoint, x.settings.keep),
-        "memory": lambda: memory(x, config),
+        "disk": lambda: disk(folder, checkpoint, experiment.settings.keep),
+        "memory": lambda: memory(experiment, config),
         "shm": shared_memory,
         "kernels": lambda: kernels(offload),
     }
@@ -137,14 +137,14 @@ def driver(compute: bool = True) -> Finding:
     return judged("driver", right, measured + old, "the GPU gives a wrong result: see nvidia-smi -q and dmesg")
 
 
-def memory(x: Experiment, config: PretrainedConfig | None) -> Finding:
+def memory(experiment: Experiment, config: PretrainedConfig | None) -> Finding:
     """The estimated sum of the layout, against the smallest GPU and the memory of this machine."""
     total, host = gpu_bytes(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if total is None or config is None:
         return Finding("memory", "skipped", "no GPU here" if total is None else "the model's size is not known")
-    sums = memory_of(x, config, total)
+    sums = memory_of(experiment, config, total)
     text = f"estimated: {sums.text()} of {total / GB:.1f} GB; {sums.host / GB:.0f} of this machine's {host / GB:.0f} GB"
-    short = too_little_memory(x, sums, total)
+    short = too_little_memory(experiment, sums, total)
     return judged("memory", short is None and sums.host < host, short or text, "docs/cluster.md, What a layout needs")
 
 

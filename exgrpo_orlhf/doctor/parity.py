@@ -101,25 +101,25 @@ def generated_ahead(engine: TorchEngine, batch: MixedBatch) -> MixedBatch:
     return MixedBatch(groups, rows, batch.width)
 
 
-def plain(x: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32", "bfloat16"]) -> Gradients:
+def plain(experiment: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32", "bfloat16"]) -> Gradients:
     """The gradient of each optimiser step, unclipped, by the local engine on the CPU."""
-    engine = plain_engine(x, model, dtype)
+    engine = plain_engine(experiment, model, dtype)
     gradients = recorded_gradients(engine)
-    engine.update(batch, x.loss)
+    engine.update(batch, experiment.loss)
     return gradients
 
 
-def plain_engine(x: Experiment, model: Path, dtype: Literal["float32", "bfloat16"]) -> TorchEngine:
+def plain_engine(experiment: Experiment, model: Path, dtype: Literal["float32", "bfloat16"]) -> TorchEngine:
     """The local engine on the CPU, without clipping the gradient."""
     return TorchEngine(
         LocalEngine(device="cpu", dtype=dtype, threads=torch.get_num_threads()),
-        replace(x.optimizer, max_grad_norm=None, skip_above_grad_norm=None),
-        x.sampling,
-        x.prompts,
-        x.lora,
+        replace(experiment.optimizer, max_grad_norm=None, skip_above_grad_norm=None),
+        experiment.sampling,
+        experiment.prompts,
+        experiment.lora,
         model_path=model,
-        seed=x.settings.seed,
-        reference=x.loss.kl_coef > 0,
+        seed=experiment.settings.seed,
+        reference=experiment.loss.kl_coef > 0,
         generates=False,
     )
 

@@ -166,13 +166,13 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         "Tracking.enabled = False",
     ]
     bindings = [*overrides, *small]
-    x = config.load(["base.gin", *files], bindings)
-    if x.openrlhf is None:
+    experiment = config.load(["base.gin", *files], bindings)
+    if experiment.openrlhf is None:
         raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
-    if 0 < x.mixer.rho < Fraction(1, 2):
+    if 0 < experiment.mixer.rho < Fraction(1, 2):
         bindings.append("ReplayMixer.rho = 0.5")  # at least one question of a small batch
-    flags, more = x.openrlhf.all_flags(), dict(x.openrlhf.more_flags)
-    if x.settings.generate_ahead:
+    flags, more = experiment.openrlhf.all_flags(), dict(experiment.openrlhf.more_flags)
+    if experiment.settings.generate_ahead:
         bindings.append("train.steps = 3")  # the second step's batch is planned before anything is stored
     else:
         # Without the correction by the engines' log-probs: the plain computation has no engine.
@@ -181,13 +181,13 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         if flag in flags:
             more[flag] = MICRO_BATCH_TOKENS
     # The smallest batch that the ranks divide, with several micro-batches on each of them.
-    fewest = max(ROWS, 3 * int(flags.get("train.micro_batch_size", 1))) * ranks_of(flags) * x.optimizer.steps_per_batch
-    unit = divisible_questions(x)
-    count = -(-fewest // (unit * x.settings.group_size)) * unit
+    per_rank = max(ROWS, 3 * int(flags.get("train.micro_batch_size", 1)))
+    fewest, unit = per_rank * ranks_of(flags) * experiment.optimizer.steps_per_batch, divisible_questions(experiment)
+    count = -(-fewest // (unit * experiment.settings.group_size)) * unit
     bindings += [
-        f"OpenRLHF.timeout = {min(x.openrlhf.timeout, TIMEOUT)}",
+        f"OpenRLHF.timeout = {min(experiment.openrlhf.timeout, TIMEOUT)}",
         f"OpenRLHF.more_flags = {more!r}",
         f"train.questions_per_step = {count}",
         f"ModularChains.count = {8 * count}",
     ]
-    return x, config.load(["base.gin", *files], bindings)
+    return experiment, config.load(["base.gin", *files], bindings)

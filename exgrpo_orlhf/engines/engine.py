@@ -91,12 +91,12 @@ class Engine(ABC):
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
     ) -> list[list[Rollout]]:
         """For evaluation: an ungraded response to each question for each of its seeds. temperature: 0 is greedy"""
-        asked = [question for question, own in zip(questions, seeds, strict=True) for _ in own]
+        seed_questions = [question for question, own in zip(questions, seeds, strict=True) for _ in own]
         own_seeds = [seed for own in seeds for seed in own]
         if self.player:
-            rollouts = iter(self.play(asked, own_seeds, temperature, top_p))
+            rollouts = iter(self.play(seed_questions, own_seeds, temperature, top_p))
         else:
-            rollouts = iter(self.generate([*map(self.prompts.encode, asked)], own_seeds, temperature, top_p))
+            rollouts = iter(self.generate([*map(self.prompts.encode, seed_questions)], own_seeds, temperature, top_p))
         return [[next(rollouts) for _ in own] for own in seeds]
 
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:

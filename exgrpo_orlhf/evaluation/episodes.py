@@ -47,13 +47,13 @@ class EpisodeEngine:
 
     def _play(self, player: Player, requests: Sequence[GenerationRequest]) -> list[Response]:
         def turns(plays: Sequence[Play]) -> list[Rollout]:
-            asked = [
+            turn_requests = [
                 replace(by_play[one], prompt_ids=tuple(one.context), seed=one.turn_seed, max_tokens=one.room)
                 for one in plays
             ]
-            responses = chain.from_iterable(self.engine.generate(asked, ()))
+            responses = chain.from_iterable(self.engine.generate(turn_requests, ()))
             turn_of = {one.request.key: Rollout(np.array(one.token_ids, np.int32), one.finish) for one in responses}
-            return [turn_of[request.key] for request in asked]
+            return [turn_of[request.key] for request in turn_requests]
 
         questions = [self.questions[one.key[:2]] for one in requests]
         with player.episodes(questions, [one.seed for one in requests]) as plays:

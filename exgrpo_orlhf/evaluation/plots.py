@@ -193,15 +193,15 @@ def pass_curves(name: str, models: Sequence[tuple[int, dict[str, Any], dict[str,
 
     models: (colour, k -> estimate of pass@k, k -> estimate of maj@k); top: end of the axis, a share
     """
-    shown: list[int] = []
+    ticks: list[int] = []
     every = sorted({int(k) for _, by_k, _ in models for k in by_k})
     for k in every:  # names of k at least a tenth of the axis apart
-        if not shown or math.log(k / shown[-1]) >= 0.1 * math.log(every[-1]):
-            shown.append(k)
+        if not ticks or math.log(k / ticks[-1]) >= 0.1 * math.log(every[-1]):
+            ticks.append(k)
     with drawing(*PANEL) as chart:
         options = {"ylim": (0, 100 * top), "xscale": "log", "xlabel": "k (samples)"}
         axes = chart.axes(42, 18, 10, 40, **options)
-        axes.set_xticks(shown, list(map(str, shown)))
+        axes.set_xticks(ticks, list(map(str, ticks)))
         axes.minorticks_off()
         axes.grid(visible=False, axis="x")
         axes.set_yticks([20 * top * step for step in range(6)])

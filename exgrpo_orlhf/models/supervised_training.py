@@ -86,7 +86,7 @@ class SupervisedTraining:
     def run(self) -> Iterator[tuple[int, dict[str, float]]]:
         """The steps that are left, each with its metrics. Raises ArithmeticError."""
         of_steps = [[self.rows[i] for i in self.batch(step)] for step in range(1, self.done + 1)]
-        learnt = sum(len(row.response) for rows in of_steps for row in rows)
+        tokens = sum(len(row.response) for rows in of_steps for row in rows)
         began = time.perf_counter()
         for step, metrics in optimiser_steps(
             self.gradient,
@@ -99,9 +99,9 @@ class SupervisedTraining:
         ):
             self.done = step
             rows = [self.rows[i] for i in self.batch(step)]
-            learnt += sum(len(row.response) for row in rows)
+            tokens += sum(len(row.response) for row in rows)
             speed = sum(map(len, rows)) / (time.perf_counter() - began)
-            metrics |= {"tokens": learnt, "tokens_per_second": speed}
+            metrics |= {"tokens": tokens, "tokens_per_second": speed}
             yield step, {f"supervised/{name}": value for name, value in metrics.items()}
             began = time.perf_counter()
 

@@ -272,14 +272,14 @@ class GymModel(WarmedUpModel):
 
     @cached_property
     def _examples(self) -> list[tuple[str, str]]:
-        taught = [(str(question.prompt), answer) for question, answer in self._questions().examples()]
-        for text in (prompt + answer for prompt, answer in taught):
+        examples = [(str(question.prompt), answer) for question, answer in self._questions().examples()]
+        for text in (prompt + answer for prompt, answer in examples):
             require(text.isascii(), f"GymModel.tasks: a text is not in ASCII: {text!r:.200}")
             length = len(text) + 1
             require(
                 length <= self.positions, f"GymModel.tasks: a text has {length} characters, at most {self.positions}"
             )
-        return taught
+        return examples
 
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         return [self._examples[i] for i in rng.integers(self.count, size=self.batch_size)]

@@ -103,8 +103,8 @@ class LengthFilter:
         limit = self.prompts.max_tokens
         questions = self.questions.load()
         lengths = [len(encoder.token_ids(question)) for question in questions]
-        kept = [question for question, length in zip(questions, lengths, strict=True) if length <= limit]
-        if not kept:
+        short_enough = [question for question, length in zip(questions, lengths, strict=True) if length <= limit]
+        if not short_enough:
             raise ValueError(
                 f"LengthFilter: all {len(questions)} questions are longer than Prompts.max_tokens = {limit} (the "
                 f"shortest has {min(lengths)} tokens); raise it"
@@ -112,9 +112,9 @@ class LengthFilter:
         logger.info(
             "LengthFilter: %d of %d questions kept, %d longer than Prompts.max_tokens = %d left out (the longest has "
             "%d tokens)",
-            *(len(kept), len(questions), len(questions) - len(kept), limit, max(lengths)),
+            *(len(short_enough), len(questions), len(questions) - len(short_enough), limit, max(lengths)),
         )
-        return kept
+        return short_enough
 
 
 def _without_repetitions(sets: Sequence[list[Question]]) -> list[list[Question]]:

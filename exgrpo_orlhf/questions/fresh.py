@@ -45,32 +45,32 @@ class FreshQuestions:
         An excluded question (it is replayed in this batch) is not lost: it stays at the head of the queue. Questions
         in `retired` are left out of the epochs that begin from now on.
         """
-        taken: dict[str, Question] = {}
-        kept: list[int] = []
+        questions: dict[str, Question] = {}
+        positions: list[int] = []
         epoch_begun = False
-        while len(taken) < n:
+        while len(questions) < n:
             if not self._queue and not epoch_begun:
-                self._begin_epoch(retired, waiting=set(kept))
+                self._begin_epoch(retired, waiting=set(positions))
                 epoch_begun = True
             if not self._queue:  # every question has been looked at: the rest of this batch would be repetitions
                 break
             position = self._queue.popleft()
             question = self._questions[position]
-            if question.id in exclude or question.id in taken:
-                kept.append(position)
+            if question.id in exclude or question.id in questions:
+                positions.append(position)
             else:
-                taken[question.id] = question
-        self._queue.extendleft(reversed(kept))
-        self.drawn += len(taken)
-        return list(taken.values())
+                questions[question.id] = question
+        self._queue.extendleft(reversed(positions))
+        self.drawn += len(questions)
+        return list(questions.values())
 
     def _begin_epoch(self, retired: Collection[str], waiting: set[int]) -> None:
         """waiting: positions left over from the last epoch; they come once in this one, not twice."""
         order = self._rng.permutation(len(self._questions)).tolist()
-        left = [position for position in order if self._questions[position].id not in retired]
-        if not left:
+        active_positions = [position for position in order if self._questions[position].id not in retired]
+        if not active_positions:
             self._warn_that_all_are_retired(f"epoch {self.epoch + 1}")
-        queued = [position for position in left or order if position not in waiting]
+        queued = [position for position in active_positions or order if position not in waiting]
         self.epoch += bool(queued)  # where all are excluded there is nothing to go through
         self._queue.extend(queued)
 

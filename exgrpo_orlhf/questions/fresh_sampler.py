@@ -81,11 +81,11 @@ class WeightedQuestions(FreshQuestions):
         keys[out] = -np.inf
         n = min(n, int(np.isfinite(keys).sum()))
         first = np.argpartition(-keys, n - 1)[:n] if n else np.zeros(0, np.int64)
-        taken = first[np.argsort(-keys[first], kind="stable")].tolist()
-        self.drawn += len(taken)
+        positions = first[np.argsort(-keys[first], kind="stable")].tolist()
+        self.drawn += len(positions)
         self.epoch = self.drawn // len(self)
-        self._rest(taken, step)
-        return [self._questions[place] for place in taken]
+        self._rest(positions, step)
+        return [self._questions[place] for place in positions]
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Take note of a step's accuracies. A group in which too little could be graded leaves the last one."""

@@ -60,7 +60,7 @@ def load_table(set_id: str, subset: str | None, split: str, revision: str | None
     return table
 
 
-def commit(set_id: str, wanted: str | None, binding: str) -> str:
+def commit(set_id: str, revision: str | None, binding: str) -> str:
     """The full commit of a revision, or of the newest one. One short request to the hub, so that errors come at once.
 
     binding: what the user sets to fix an error. Raises HubError.
@@ -69,7 +69,7 @@ def commit(set_id: str, wanted: str | None, binding: str) -> str:
     from huggingface_hub import HfApi, errors
 
     try:
-        return str(HfApi().dataset_info(set_id, revision=wanted, timeout=30).sha)
+        return str(HfApi().dataset_info(set_id, revision=revision, timeout=30).sha)
     except (httpx.HTTPError, OSError, errors.HfHubHTTPError) as error:
         raise HubError(explain(error, set_id, binding)) from error
 

@@ -45,17 +45,17 @@ def prepare(
     if previous and _is_current(previous, path, public, layout):
         return f"{previous['rows']:,} rows, as in {MANIFEST}: nothing to do", False
 
-    wanted = public.revision or (previous or {}).get("revision")
+    bound_revision = public.revision or (previous or {}).get("revision")
     if copies:
         folder = copies / public.id
         if not folder.is_dir():
             raise ValueError(
                 f"{folder}: no such folder; copy the set there: hf download --repo-type dataset {public.id} "
-                f"--local-dir {folder}" + (f" --revision {wanted}" if wanted else "")
+                f"--local-dir {folder}" + (f" --revision {bound_revision}" if bound_revision else "")
             )
         where, revision = str(folder), None
     else:
-        where, revision = public.id, commit(public.id, wanted, _CATALOGUE)
+        where, revision = public.id, commit(public.id, bound_revision, _CATALOGUE)
     table = load_table(where, public.subset, public.split, revision, _CATALOGUE)
     names = table.column_names
     if missing := [column for column in public.columns if column not in names]:
@@ -120,14 +120,14 @@ def convert(
             answers[question].add(answer)
         else:
             dropped["without question or answer"] += 1
-    kept = [pair for pair in pairs if len(answers[pair[1]]) == 1]
-    dropped += Counter({"contradicting each other": len(pairs) - len(kept)})  # 0 adds no key
-    lost = dropped.total()
-    if lost > max(_DROPPED_AT_MOST * (len(kept) + lost), 1) or not kept:
+    consistent = [pair for pair in pairs if len(answers[pair[1]]) == 1]
+    dropped += Counter({"contradicting each other": len(pairs) - len(consistent)})  # 0 adds no key
+    n_dropped = dropped.total()
+    if n_dropped > max(_DROPPED_AT_MOST * (len(consistent) + n_dropped), 1) or not consistent:
         left_out = ", ".join(f"{n} {why}" for why, n in dropped.items())
         raise ValueError(
-            f"{public.id}: of {len(kept) + lost:,} rows {left_out or 'none is there'}; do {', '.join(public.columns)} "
-            f"still hold what they did? See {_CATALOGUE}"
+            f"{public.id}: of {len(consistent) + n_dropped:,} rows {left_out or 'none is there'}; do "
+            f"{', '.join(public.columns)} still hold what they did? See {_CATALOGUE}"
         )
     rows = [
         {
@@ -137,7 +137,7 @@ def convert(
             "reward_model": {"style": "rule", "ground_truth": answer},
             "extra_info": {"index": index, "split": public.split},
         }
-        for index, question, answer, system in kept
+        for index, question, answer, system in consistent
     ]
     return rows, dropped
 

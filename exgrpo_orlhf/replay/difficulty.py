@@ -52,10 +52,10 @@ class DifficultyBuckets:
         self, thresholds: tuple[float, float] = (0.25, 0.75), quantiles: tuple[float, float] | None = None
     ) -> None:
         """Raises ValueError unless 0 < low < high < 1, for thresholds and for quantiles."""
-        for name, pair, allowed in (("thresholds", thresholds, "accuracies"), ("quantiles", quantiles, "shares")):
+        for name, pair, kind in (("thresholds", thresholds, "accuracies"), ("quantiles", quantiles, "shares")):
             require(
                 pair is None or (len(pair) == 2 and 0 < pair[0] < pair[1] < 1),
-                f"DifficultyBuckets.{name} must be two {allowed} with 0 < low < high < 1, got {pair!r}",
+                f"DifficultyBuckets.{name} must be two {kind} with 0 < low < high < 1, got {pair!r}",
             )
         self.low, self.high = as_fraction(thresholds[0]), as_fraction(thresholds[1])
         self.quantiles = None if quantiles is None else (as_fraction(quantiles[0]), as_fraction(quantiles[1]))

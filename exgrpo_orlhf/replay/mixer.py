@@ -86,7 +86,7 @@ class ReplayMixer:
         (`RolloutGroup.with_stored`); the accuracy is that of the K. 'unless_solved' (planned revisits): all K are
         generated, and only where none of them is a success does the stored one take a place
     late_injection: after grading, a group of fresh rollouts without a success (its accuracy is 0) gets a stored
-        trajectory of its question, where the buffer has one, in the place of a rollout (`RolloutGroup.with_stored`).
+        trajectory of its question, where the buffer has one, instead of a rollout (`RolloutGroup.with_stored`).
         Nothing more is generated, and no question gives way to a replayed one: ρ must be 0, or planned questions be
         'unless_solved' too. 'newest': the one whose log-probs are the newest; 'selected': the one that
         `TrajectorySelector` chooses, which may have to be scored. None: no late injection. The delayed start holds for
@@ -209,15 +209,15 @@ class ReplayMixer:
             buckets = self.buckets.adapted(buffer.candidates)
             ids = self.sampler.sample(buffer.candidates, n, self.group_size, buckets, self.rng, buffer.newest_step)
             replayed = [fresh.question(question_id) for question_id in ids]
-        left = self.questions_per_step - len(replayed)
-        revisited = [fresh.question(question_id) for question_id in buffer.revisit(step, left, self.rng)]
-        taken = {question.id for question in (*replayed, *revisited)}
+        fresh_count = self.questions_per_step - len(replayed)
+        revisited = [fresh.question(question_id) for question_id in buffer.revisit(step, fresh_count, self.rng)]
+        batch_ids = {question.id for question in (*replayed, *revisited)}
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
-        drawn = revisited + fresh.draw(left - len(revisited), taken, retired, step)
-        if fills_batch and (missing := left - len(drawn)):
-            drawn += fresh.draw(missing, taken | {question.id for question in drawn}, (), step)
+        fresh_questions = revisited + fresh.draw(fresh_count - len(revisited), batch_ids, retired, step)
+        if fills_batch and (missing := fresh_count - len(fresh_questions)):
+            fresh_questions += fresh.draw(missing, batch_ids | {each.id for each in fresh_questions}, (), step)
         candidates = {question: buffer.trajectories(question.id) for question in replayed}
-        return Plan(step, drawn, replayed, candidates, rollouts_per_replayed=self.rollouts_per_replayed)
+        return Plan(step, fresh_questions, replayed, candidates, rollouts_per_replayed=self.rollouts_per_replayed)
 
     def late_candidates(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """For late injection: what is stored of each question whose fresh rollouts have all failed.

@@ -135,7 +135,7 @@ def _refuse_alike(experiments: dict[str, Experiment]) -> None:
                 f"the variants {other} and {name} are the same configuration ({experiment.config_hash}){but}; leave "
                 "one out, or check whether a later file or --set undoes the difference"
             )
-    if len({(x.tracking.experiment, x.tracking.uri) for x in experiments.values()}) > 1:
+    if len({(experiment.tracking.experiment, experiment.tracking.uri) for experiment in experiments.values()}) > 1:
         raise ConfigError("the variants differ in Tracking.experiment or Tracking.uri; a group has one of each")
 
 

@@ -85,14 +85,15 @@ def grade(question: Question, response: str) -> Grade:
     """
     numbers = _numbers(question)
     response = response.translate(_SIGNS)
-    stated = [*_ANSWER.finditer(response)]
-    number = _STATED.match(response, stated[-1].end()) if stated else None
+    matches = [*_ANSWER.finditer(response)]
+    number = _STATED.match(response, matches[-1].end()) if matches else None
     if not number:
         return Grade("no_answer", 0.0, sound=False)
-    shown, gold = number[1][:SHOWN], Fraction(question.answer)
+    extracted, gold = number[1][:SHOWN], Fraction(question.answer)
     if _GOES_ON.match(response, number.end()) or _value(number[1]) != gold:
-        return Grade("wrong", 0.0, sound=False, extracted=shown)
-    return Grade("correct", 1.0, sound=_is_sound(numbers, response[: stated[-1].start()], gold), extracted=shown)
+        return Grade("wrong", 0.0, sound=False, extracted=extracted)
+    sound = _is_sound(numbers, response[: matches[-1].start()], gold)
+    return Grade("correct", 1.0, sound=sound, extracted=extracted)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class StepLog:
                 if not sound:
                     raise ValueError(
                         f"{self.path}, line {number}: not {self.ROW} 'step' above "
-                        f"{self.last_step}: {line[:120]!r}; mend or remove this line"
+                        f"{self.last_step}: {line[:120]!r}; fix or remove this line"
                     )
                 self._steps.append(step)
                 self._ends.append(self._ends[-1] + len(line))

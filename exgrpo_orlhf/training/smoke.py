@@ -172,11 +172,11 @@ def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float
     return min(stored * (64 + 8 * tokens), experiment.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
 
 
-def disk_text(experiment: Experiment, kept: float, free: int) -> str:
-    """What the checkpoints need. kept: bytes of one; free: bytes of the disk"""
-    disk = (experiment.settings.keep + 1 + (experiment.settings.best_metric is not None)) * kept
+def disk_text(experiment: Experiment, checkpoint: float, free: int) -> str:
+    """What the checkpoints need. checkpoint: bytes of one; free: bytes of the disk"""
+    disk = (experiment.settings.keep + 1 + (experiment.settings.best_metric is not None)) * checkpoint
     enough = "" if disk < free else ": NOT ENOUGH, lower train.keep or choose another --out"
-    return f"{size(kept)} a checkpoint, at most {size(disk)} at a time; {size(free)} are free{enough}"
+    return f"{size(checkpoint)} a checkpoint, at most {size(disk)} at a time; {size(free)} are free{enough}"
 
 
 def seconds_of(questions: int, measured: Sequence[tuple[int, float]]) -> float:

@@ -50,7 +50,7 @@ def make_actor(
 
     number, ranks, port = rank
     flags = {**({} if layout else FLAGS), "actor.num_gpus_per_node": ranks, **flags}
-    x = config.load(
+    experiment = config.load(
         ["toy.gin", *([layout] if layout else [])],
         [
             "train.engine = 'openrlhf'",
@@ -64,12 +64,12 @@ def make_actor(
             *bindings,
         ],
     )
-    args = launch.parse(x, str(model), resume or Path("nowhere"), resume=resume is not None)
-    args.exgrpo = replace(x, loss=loss)
+    args = launch.parse(experiment, str(model), resume or Path("nowhere"), resume=resume is not None)
+    args.exgrpo = replace(experiment, loss=loss)
     args.ds.param_dtype = dtype or args.ds.param_dtype
     actor = MixedPolicyActor(ranks, number, port and "localhost", port)
-    actor.init_model_from_pretrained(get_strategy(args), str(model), scheduler_steps(x), None)
-    actor.x, actor.encoder = x, PromptEncoder(x.prompts, actor.tokenizer)
+    actor.init_model_from_pretrained(get_strategy(args), str(model), scheduler_steps(experiment), None)
+    actor.experiment, actor.encoder = experiment, PromptEncoder(experiment.prompts, actor.tokenizer)
     return actor
 
 
@@ -92,7 +92,8 @@ class TrainerWithoutRay(MixedTrainer):
 
     def __init__(self, actor: Any) -> None:
         self.actor, self.args, self.prompts = actor, actor.strategy.args, actor.encoder
-        self.x, self.settings, self.actor_model_group, self.measured = actor.x, actor.x.openrlhf, self, []
+        self.experiment, self.settings = actor.experiment, actor.experiment.openrlhf
+        self.actor_model_group, self.measured = self, []
 
     def async_run_method(self, method_name: str) -> list[Any]:
         return [getattr(self.actor, method_name)()]

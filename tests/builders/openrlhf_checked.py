@@ -123,9 +123,9 @@ def main() -> int:
     files, bindings = ([word for word in words if word.endswith(".gin") == named] for named in (True, False))
     driver.CLASSES = (actors.DoctorActor, CheckedTrainer)
     vllm_engine.RolloutRayActor = actors.rollout_actor(cpu_bench=True)
-    x = config.load(["toy.gin", *files, "engines/openrlhf_cpu.gin"], bindings)
+    experiment = config.load(["toy.gin", *files, "engines/openrlhf_cpu.gin"], bindings)
     try:
-        outcome = train(x, Path(run), resume=resume == "1", tracking_uri="unused", tags={})
+        outcome = train(experiment, Path(run), resume=resume == "1", tracking_uri="unused", tags={})
     except (RunFolderError, RuntimeError, ValueError, OSError, ArithmeticError) as error:
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1

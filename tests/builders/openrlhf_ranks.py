@@ -123,9 +123,9 @@ def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: A
     more += [f"OpenRLHF.flags = {flags!r}", "OpenRLHF.cpu_bench = True"]
     for name in ("entropy_coef", "kl_coef"):
         more.append(f"MixedPolicyLoss.{name} = {getattr(loss, name)}")
-    x = config.load(["toy.gin"], more)
-    args = launch.parse(x, "model", Path("nowhere"), resume=False)
-    args.exgrpo = replace(x, loss=loss)
+    experiment = config.load(["toy.gin"], more)
+    args = launch.parse(experiment, "model", Path("nowhere"), resume=False)
+    args.exgrpo = replace(experiment, loss=loss)
     return args
 
 

@@ -18,9 +18,16 @@ from exgrpo_orlhf.training.preparation import prepare, prepare_and_run
 
 
 def begin(model: Path, run: Path, *more: str) -> TrainingRun:
-    x = config.load(["toy.gin"], small_bindings(model, *more))
-    engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
-    return prepare(Job(x, run, "unused", {}, prepare_and_run), lambda checkpoint: engine)
+    experiment = config.load(["toy.gin"], small_bindings(model, *more))
+    engine = TorchEngine(
+        experiment.local,
+        experiment.optimizer,
+        experiment.sampling,
+        experiment.prompts,
+        model_path=model,
+        seed=experiment.settings.seed,
+    )
+    return prepare(Job(experiment, run, "unused", {}, prepare_and_run), lambda checkpoint: engine)
 
 
 def watched(run: TrainingRun, monkeypatch) -> list[tuple[MixedBatch, UpdateStats]]:

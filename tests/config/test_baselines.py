@@ -59,10 +59,10 @@ def test_the_command_with_a_pretrained_model_gives_what_the_gin_files_say():
     )
     words = shlex.split(command.replace("\\\n", " "))
     values = {name: [words[i + 1] for i, word in enumerate(words) if word == name] for name in ("--gin", "--set")}
-    x = config.load(values["--gin"], values["--set"])
-    assert isinstance(x.model, SupervisedModel)
-    assert (x.model.model.path, x.model.learning_rate) == ("Elliott/Qwen2.5-Math-7B-16k-think", 1e-5)
-    assert x.mixer.rho == 0
+    experiment = config.load(values["--gin"], values["--set"])
+    assert isinstance(experiment.model, SupervisedModel)
+    assert (experiment.model.model.path, experiment.model.learning_rate) == ("Elliott/Qwen2.5-Math-7B-16k-think", 1e-5)
+    assert experiment.mixer.rho == 0
 
 
 def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:

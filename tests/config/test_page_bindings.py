@@ -49,9 +49,9 @@ BINDINGS = sorted({each for page in PAGES for each in BINDING.findall(page.read_
 def test_a_command_describes_a_run(command: str) -> None:
     words = shlex.split(command.replace("\\\n", " "), comments=True)
     values = {name: [words[i + 1] for i, word in enumerate(words) if word == name] for name in ("--gin", "--set")}
-    x = config.load(values["--gin"], values["--set"])
-    if x.openrlhf is not None:
-        flags.check(x.openrlhf.all_flags())
+    experiment = config.load(values["--gin"], values["--set"])
+    if experiment.openrlhf is not None:
+        flags.check(experiment.openrlhf.all_flags())
     program = (ROOT / "scripts" / "train.py").read_text(encoding="utf-8")
     assert all(f'"{word}"' in program for word in words if word.startswith("--"))
 
@@ -60,9 +60,9 @@ def test_a_command_describes_a_run(command: str) -> None:
 def test_a_binding_is_taken(binding: str) -> None:
     name = binding.partition(" = ")[0]
     layout = [LAYOUT] if name.startswith("OpenRLHF.") else []
-    x = config.load(["base.gin", *layout], [*BESIDE.get(name, []), binding])
+    experiment = config.load(["base.gin", *layout], [*BESIDE.get(name, []), binding])
     if layout:
-        flags.check(x.openrlhf.all_flags())
+        flags.check(experiment.openrlhf.all_flags())
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)

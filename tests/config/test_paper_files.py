@@ -18,18 +18,20 @@ ROWS = [(table.stem, variant) for table in TABLES for variant in of_suite(config
 
 @pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
 def test_a_models_file_is_the_papers_run(file):
-    x = config.load([file])
-    assert (x.settings.questions_per_step, x.settings.group_size, x.optimizer.steps_per_batch) == (128, 8, 2)
-    assert x.settings.steps == (700 if file.stem == "qwen2_5_math_7b" else 500)
-    assert (x.sampling.max_response_tokens, x.prompts.max_tokens, x.sampling.temperature) == (8192, 1024, 1.0)
-    assert (x.loss.clip_low, x.loss.clip_high, x.loss.entropy_coef, x.loss.kl_coef) == (None, None, 0.001, 0.0)
-    assert (x.loss.beta, x.loss.normalizer, x.loss.response_length) == (0.1, "constant", 8192)
-    assert x.optimizer.learning_rate == 1e-6
-    assert x.mixer.rho == 0.5
-    assert (x.mixer.start_at_accuracy is None) == (file.stem == "llama3_1_8b")
-    assert x.settings.engine == "openrlhf"
-    assert x.questions.path == x.validation.path == "datasets/openr1.parquet"
-    assert (x.questions.part, x.validation.part) == ("train", "validation")
+    experiment = config.load([file])
+    settings, sampling, loss = experiment.settings, experiment.sampling, experiment.loss
+    sizes = (settings.questions_per_step, settings.group_size, experiment.optimizer.steps_per_batch)
+    assert sizes == (128, 8, 2)
+    assert settings.steps == (700 if file.stem == "qwen2_5_math_7b" else 500)
+    assert (sampling.max_response_tokens, experiment.prompts.max_tokens, sampling.temperature) == (8192, 1024, 1.0)
+    assert (loss.clip_low, loss.clip_high, loss.entropy_coef, loss.kl_coef) == (None, None, 0.001, 0.0)
+    assert (loss.beta, loss.normalizer, loss.response_length) == (0.1, "constant", 8192)
+    assert experiment.optimizer.learning_rate == 1e-6
+    assert experiment.mixer.rho == 0.5
+    assert (experiment.mixer.start_at_accuracy is None) == (file.stem == "llama3_1_8b")
+    assert settings.engine == "openrlhf"
+    assert experiment.questions.path == experiment.validation.path == "datasets/openr1.parquet"
+    assert (experiment.questions.part, experiment.validation.part) == ("train", "validation")
 
 
 @pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)

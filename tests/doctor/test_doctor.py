@@ -154,7 +154,7 @@ def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
 def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(tmp_path, monkeypatch):
     shape = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
     model = Qwen2Config(**shape, num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
-    x = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], [])
+    experiment = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], [])
     host = {"SC_PHYS_PAGES": 10**9, "SC_PAGE_SIZE": 1000}
     monkeypatch.setattr(machine.os, "sysconf", host.__getitem__)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -162,9 +162,9 @@ def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(t
     def memory_of_gpu(mebibytes: int) -> Finding:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho 81559\necho {mebibytes}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
-        return machine.memory(x, model)
+        return machine.memory(experiment, model)
 
-    assert machine.memory(x, None).outcome == "skipped"
+    assert machine.memory(experiment, None).outcome == "skipped"
     fits, small = memory_of_gpu(81559), memory_of_gpu(24564)
     assert (fits.outcome, small.outcome) == ("ok", "failed")
     assert "update 38.3, rollout 66.5 of 85.5 GB; 228 of this machine's 1000 GB" in fits.measured
@@ -254,12 +254,12 @@ def test_the_small_model_has_a_layer_of_each_kind_of_the_bound_one(tmp_path, bou
     "more", [[], ["recipes/official.gin"], ["recipes/one_rollout_beside.gin"], ["baselines/remix.gin"]]
 )
 def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layout, more):
-    bound, x = tiny.doctor_experiments([*more, f"engines/{layout}"], [], tmp_path / "model")
-    flags = x.openrlhf.all_flags()
+    bound, experiment = tiny.doctor_experiments([*more, f"engines/{layout}"], [], tmp_path / "model")
+    flags = experiment.openrlhf.all_flags()
     ranks = flags["actor.num_nodes"] * flags["actor.num_gpus_per_node"]
-    rows = x.settings.questions_per_step * x.settings.group_size
-    assert rows / x.optimizer.steps_per_batch >= tiny.ROWS * ranks
-    assert x.loss == bound.loss
+    rows = experiment.settings.questions_per_step * experiment.settings.group_size
+    assert rows / experiment.optimizer.steps_per_batch >= tiny.ROWS * ranks
+    assert experiment.loss == bound.loss
     changed = flags.items() ^ bound.openrlhf.all_flags().items()
     allowed = {"train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu", "algo.advantage.is_correction_level"}
     assert {flag for flag, _ in changed} <= allowed
@@ -269,10 +269,10 @@ def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     """And bfloat16 alone makes an error far below the limit."""
     model = tmp_path / "model"
     tiny.make_model(None, model, 1)
-    _, x = tiny.doctor_experiments(["engines/openrlhf_cpu.gin"], [], model)
-    questions = ModularChains(count=x.settings.questions_per_step, operands=(3, 4)).load()
-    batch = parity.random_batch(questions, x.settings.group_size, 18, tiny.RESPONSE)
-    right, rounded = (parity.plain(x, model, batch, dtype) for dtype in ("float32", "bfloat16"))
+    _, experiment = tiny.doctor_experiments(["engines/openrlhf_cpu.gin"], [], model)
+    questions = ModularChains(count=experiment.settings.questions_per_step, operands=(3, 4)).load()
+    batch = parity.random_batch(questions, experiment.settings.group_size, 18, tiny.RESPONSE)
+    right, rounded = (parity.plain(experiment, model, batch, dtype) for dtype in ("float32", "bfloat16"))
     assert parity.Difference.between(right, right).error == 0
     own = parity.Difference.between(rounded, right)
     assert 1e-4 < own.error < 0.02
@@ -280,6 +280,8 @@ def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     assert parity.Difference.between(half, right).norm == pytest.approx(0.5)
     with pytest.raises(ValueError, match="2 optimiser steps were made instead of 1"):
         parity.Difference.between(right * 2, right)
-    ahead = parity.generated_ahead(parity.plain_engine(x, model, "float32"), batch)
+    ahead = parity.generated_ahead(parity.plain_engine(experiment, model, "float32"), batch)
     assert all(row.trajectory or row.response.behaviour_logprobs is not None for row in ahead.flat_rows())
-    assert parity.Difference.between(parity.plain(x, model, ahead, "float32"), right).error > 0.1, "a lost weight shows"
+    assert parity.Difference.between(parity.plain(experiment, model, ahead, "float32"), right).error > 0.1, (
+        "a lost weight shows"
+    )

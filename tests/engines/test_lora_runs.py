@@ -19,8 +19,8 @@ from exgrpo_orlhf.training.run import train
 
 
 def go(model: Path, run: Path, *more: str, resume: bool = False) -> Path:
-    x = config.load(["toy.gin"], small_bindings(model, "train.eval_every = None", *more))
-    done = train(x, run, resume=resume, tracking_uri="unused", tags={})
+    experiment = config.load(["toy.gin"], small_bindings(model, "train.eval_every = None", *more))
+    done = train(experiment, run, resume=resume, tracking_uri="unused", tags={})
     return run / f"checkpoint-{done.steps}"
 
 
@@ -107,5 +107,5 @@ def test_what_is_bound_of_lora_does_not_count_where_it_is_off(warm_model):
 
 
 def test_the_shipped_file_combines_with_a_model(warm_model):
-    x = config.load(["toy.gin", "recipes/lora.gin"], small_bindings(warm_model))
-    assert (x.lora.rank, x.lora.scale_numerator) == (16, 32)
+    experiment = config.load(["toy.gin", "recipes/lora.gin"], small_bindings(warm_model))
+    assert (experiment.lora.rank, experiment.lora.scale_numerator) == (16, 32)

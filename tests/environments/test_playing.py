@@ -172,8 +172,8 @@ def test_training_goes_on_with_failing_episodes_and_evaluates_by_episodes(warm_m
         "Verifier.max_failed_share = 0.9",
         "train.steps = 2",
     ]
-    x = config.load(["toy.gin"], small_bindings(warm_model, *bindings))
-    assert train(x, tmp_path / "run", resume=False, tracking_uri="unused", tags={}).steps == 2
+    experiment = config.load(["toy.gin"], small_bindings(warm_model, *bindings))
+    assert train(experiment, tmp_path / "run", resume=False, tracking_uri="unused", tags={}).steps == 2
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert '"reward/error_share": 0.0' not in text.splitlines()[1]
     samples = (tmp_path / "run" / "evaluation" / "2" / "validation").glob("*")
@@ -229,6 +229,6 @@ def test_a_text_that_ends_a_turn_can_be_a_special_tokens_and_then_the_environmen
 def test_an_evaluation_in_which_most_episodes_fail_ends_the_run(warm_model, own, tmp_path):
     environment = own(step="1 / 0", done=True)
     bindings = [f"Environment.path = {environment.path!r}", "Environment.timeout = 60.0"]
-    x = config.load(["toy.gin"], small_bindings(warm_model, *bindings))
+    experiment = config.load(["toy.gin"], small_bindings(warm_model, *bindings))
     with pytest.raises(GradingError, match="10 of 10 answers could not be graded"):
-        train(x, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+        train(experiment, tmp_path / "run", resume=False, tracking_uri="unused", tags={})

@@ -98,8 +98,8 @@ def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(
     bindings += ["train.generate_ahead = True"]
 
     def run(steps: int) -> tuple[list[dict], list[Trajectory]]:
-        x = config.load(["toy.gin"], small_bindings(warm_model, *bindings, f"train.steps = {steps}"))
-        train(x, folder, resume=steps > 4, tracking_uri="unused", tags={})
+        experiment = config.load(["toy.gin"], small_bindings(warm_model, *bindings, f"train.steps = {steps}"))
+        train(experiment, folder, resume=steps > 4, tracking_uri="unused", tags={})
         saved = folder / f"checkpoint-{steps}" / "replay"
         buffer = snapshot.load(saved, ReplayBuffer(RetirementPolicy()), snapshot.fingerprint(saved))
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

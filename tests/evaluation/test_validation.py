@@ -41,9 +41,9 @@ def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_o
 
 @pytest.mark.parametrize("more", [(), SAMPLED])
 def test_the_metrics_are_those_that_were_announced(more, warm_model, tmp_path):
-    x = config.load(("toy.gin",), small_bindings(warm_model, *more))
+    experiment = config.load(("toy.gin",), small_bindings(warm_model, *more))
     names = {name for name in trained(warm_model, tmp_path, *more)[0] if name.startswith(("eval/", "interval/"))}
-    assert names == {*metric_names(x.evaluation, x.validation.load())}
+    assert names == {*metric_names(experiment.evaluation, experiment.validation.load())}
 
 
 def test_responses_have_the_same_seeds_at_every_step_and_training_is_not_touched(warm_model, tmp_path):

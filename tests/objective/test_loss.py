@@ -185,7 +185,7 @@ def test_the_gradient_of_a_truncated_token_is_that_of_the_weight_with_its_factor
         ),  # replayed ones never clipped
     ],
 )
-def test_a_bound_changes_nothing_to_the_bit_where_it_does_not_apply(shaping, replayed, one, other):
+def test_a_bound_leaves_the_result_bit_identical_where_it_does_not_apply(shaping, replayed, one, other):
     """replayed: what all rows are; None: some of each"""
     rows = [row if replayed is None else replace(row, replayed=replayed) for row in random_rows()]
     expected, result = (evaluated(MixedPolicyLoss(shaping=shaping, **settings), rows) for settings in (one, other))

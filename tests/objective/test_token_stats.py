@@ -132,7 +132,7 @@ def test_sharp_distributions_stay_exact(scale):
 def test_an_offset_common_to_all_logits_changes_nothing():
     """Softmax does not see it; e^(z + 100) would overflow, and a difference of two sums of its size would be coarse.
 
-    In eighths every logit is exact, with the offset and without, and so are the results: the same to the bit.
+    In eighths every logit is exact, with the offset and without, and so are the results: they are bit-identical.
     """
     hidden, weight, offsets, targets = inputs()
     coarse = [(tensor.detach() * 8).round() / 8 for tensor in (hidden, weight, offsets)]

@@ -117,7 +117,7 @@ def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs()
     assert [int(-t.behaviour_logprobs[0]) for _, t in collected] == [0, 2, 4, 6, 8, 9, 10, 11]
 
 
-# -- in the place of the worst of K ------------------------------------------------------------------------------------
+# -- instead of the worst of K -----------------------------------------------------------------------------------------
 
 
 def test_the_stored_success_takes_the_place_of_the_worst_row_and_of_equal_ones_of_the_last():

@@ -102,7 +102,7 @@ def opened(folder: Path, fingerprint="tokenizer-1") -> ReplayBuffer:
 
 @pytest.mark.parametrize("replays_unsolved", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_buffer_comes_back_to_the_bit(seed, replays_unsolved, tmp_path):
+def test_a_buffer_comes_back_bit_identical(seed, replays_unsolved, tmp_path):
     """With the order in each bucket, which decides what the sampler draws."""
     buffer = varied(seed, replays_unsolved=replays_unsolved)
     assert 0 < buffer.n_candidates <= buffer.n_with_trajectories < len(buffer.records)

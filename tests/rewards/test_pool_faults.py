@@ -176,7 +176,7 @@ def test_too_many_failures_stop_training_and_earlier_rounds_count(function):
 
 
 class Scripted:
-    """In the place of a pool: what each answer gives at its first and at its second try."""
+    """Stands for a pool: what each answer gives at its first and at its second try."""
 
     def __init__(self, **results: tuple[str, str]) -> None:
         self.results, self.sent = results, []

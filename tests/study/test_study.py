@@ -172,8 +172,10 @@ def test_auc_is_the_share_of_pairs_in_order() -> None:
 
 
 def test_lucky_guesses_are_recognised_by_the_checker_and_separated_by_entropy(warm_model: Path) -> None:
-    x = config.load(["toy.gin"], small_bindings(warm_model, "ModularChains.count = 200", "train.group_size = 8"))
-    responses, unmastered = luck.sampled(x)
+    experiment = config.load(
+        ["toy.gin"], small_bindings(warm_model, "ModularChains.count = 200", "train.group_size = 8")
+    )
+    responses, unmastered = luck.sampled(experiment)
     assert len(responses.sound) >= len(unmastered.sound) > 50
     row = responses.row()
     assert 0 < row["sound"] < 1

@@ -69,9 +69,9 @@ def test_a_grid_is_the_product_of_its_values_over_every_variant():
     variants = over_grid(of_files(["toy.gin", "ablation_no_entropy.gin+ablations/no_shaping.gin"]), grid)
     built = {run.variant.name: run.experiment for run in plan(variants, [0], Path("unused"), config.load)}
     assert len(built) == 2 * 2 * 2
-    x = built["ablation_no_entropy+no_shaping-rho=0.25-thresholds=0.3_0.7"]
-    assert (x.selector.by, x.loss.shaping, float(x.mixer.rho)) == ("random", False, 0.25)
-    assert x.params["DifficultyBuckets.thresholds"] == "(0.3, 0.7)"
+    experiment = built["ablation_no_entropy+no_shaping-rho=0.25-thresholds=0.3_0.7"]
+    assert (experiment.selector.by, experiment.loss.shaping, float(experiment.mixer.rho)) == ("random", False, 0.25)
+    assert experiment.params["DifficultyBuckets.thresholds"] == "(0.3, 0.7)"
 
 
 def test_seeds_are_ranges_and_lists():

@@ -158,7 +158,7 @@ def test_every_fifth_step_logs_a_fresh_and_a_replayed_question_as_text(warm_mode
 # -- killed and resumed -----------------------------------------------------------------------------------------------
 
 
-def test_a_log_that_is_ahead_of_its_checkpoint_is_cut_back_and_ends_identical_to_the_bit(warm_model, tmp_path):
+def test_a_log_that_is_ahead_of_its_checkpoint_is_cut_back_and_ends_bit_identical(warm_model, tmp_path):
     straight, run = tmp_path / "straight", tmp_path / "run"
     run_here(warm_model, MIXED_PHASE, straight, resume=False)
     shutil.copytree(straight, run, symlinks=True)
@@ -175,7 +175,7 @@ def test_a_log_that_is_ahead_of_its_checkpoint_is_cut_back_and_ends_identical_to
 
 def test_a_corrupt_line_is_named(tmp_path):
     (tmp_path / "decisions.jsonl").write_text('{"step":1}\nnonsense\n{"step":3}\n')
-    with pytest.raises(ValueError, match=r"decisions.jsonl, line 2: not a row with a 'step' above 1: .*mend or remove"):
+    with pytest.raises(ValueError, match=r"decisions.jsonl, line 2: not a row with a 'step' above 1: .*fix or remove"):
         DecisionLog(tmp_path)
 
 

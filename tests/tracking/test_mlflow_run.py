@@ -55,8 +55,8 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
     assert used["training"].digest != used["validation"].digest
     assert json.loads(used["training"].profile) == {"questions": 24}
     assert json.loads(used["training"].source) == {"binding": run.data.params["Work.questions"]}
-    x = config.load(["toy.gin"], small_bindings(warm_model, "train.seed = 5"))
-    questions = sorted(x.questions.load(), key=lambda question: question.id)
+    experiment = config.load(["toy.gin"], small_bindings(warm_model, "train.seed = 5"))
+    questions = sorted(experiment.questions.load(), key=lambda question: question.id)
     assert fingerprint(questions) == used["training"].digest, "of the questions, whatever the run"
 
 

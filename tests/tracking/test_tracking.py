@@ -250,9 +250,9 @@ def test_the_environment_wins_over_the_setting_and_that_over_the_default(tmp_pat
 def test_an_address_of_an_impossible_scheme_is_refused_before_anything_is_loaded(raw_model, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://somebody:secret@host:5000")
     text = r"MLFLOW_TRACKING_URI = 'htp://host:5000': MLflow has no store for htp://; give sqlite:///FILE, http://HOST"
-    x = config.load(["toy.gin"], [*small_bindings(raw_model), "Tracking.enabled = True"])
+    experiment = config.load(["toy.gin"], [*small_bindings(raw_model), "Tracking.enabled = True"])
     with pytest.raises(ValueError, match=text):
-        run.train(x, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
+        run.train(experiment, tmp_path / "run", resume=False, tracking_uri="unused", tags={})
     assert not (tmp_path / "run").exists()
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     with pytest.raises(ValueError, match=r"Tracking\.uri = 'sqlight:///x': MLflow has no store for sqlight://"):

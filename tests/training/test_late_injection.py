@@ -35,7 +35,7 @@ def stored(run) -> dict[str, list]:
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 @pytest.mark.parametrize("option", [LATE, SELECTED, IN_PLACE], ids=["newest", "selected", "in place"])
-def test_importance_weights_of_rows_put_into_a_group_are_of_the_log_probs_as_they_were_stored_to_the_bit(
+def test_importance_weights_of_rows_put_into_a_group_use_the_stored_log_probs_bit_identical(
     option, ratio, steps, verdict, warm_model, tmp_path, monkeypatch
 ):
     """What the loss divides by, token for token, and what the metrics are of."""

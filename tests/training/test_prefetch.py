@@ -32,9 +32,16 @@ class Watched:
     """A run whose weights before each step, batches and updates are kept."""
 
     def __init__(self, model: Path, folder: Path, *more: str) -> None:
-        x = config.load(["toy.gin"], small_bindings(model, AHEAD, "train.eval_every = None", *more))
-        self.engine = TorchEngine(x.local, x.optimizer, x.sampling, x.prompts, model_path=model, seed=x.settings.seed)
-        self.run = prepare(Job(x, folder, "unused", {}, prepare_and_run), lambda checkpoint: self.engine)
+        experiment = config.load(["toy.gin"], small_bindings(model, AHEAD, "train.eval_every = None", *more))
+        self.engine = TorchEngine(
+            experiment.local,
+            experiment.optimizer,
+            experiment.sampling,
+            experiment.prompts,
+            model_path=model,
+            seed=experiment.settings.seed,
+        )
+        self.run = prepare(Job(experiment, folder, "unused", {}, prepare_and_run), lambda checkpoint: self.engine)
         self.models, self.batches, self.stats, self.metrics, self.considered = [], [], [], [], []
         update, choose = self.engine.update, self.run._choose
 

@@ -182,13 +182,13 @@ class SharedPromptCache(Cache):
         return torch.baddbmm(result, weights[..., self.columns :], value.flatten(0, 1))
 
 
-def _closed(kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _closed(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For (n,) ascending indices that stay: their order when those from n on have moved into the places below n that
     became free; these places; and what moves there."""
-    n = len(kept)
+    n = len(rows)
     free = torch.ones(n, dtype=torch.bool)
-    free[kept[kept < n]] = False
-    holes, tails = free.nonzero().squeeze(1), kept[kept >= n]
+    free[rows[rows < n]] = False
+    holes, tails = free.nonzero().squeeze(1), rows[rows >= n]
     return torch.arange(n).index_copy_(0, holes, tails), holes, tails
 
 

@@ -95,12 +95,12 @@ class TorchEngine(Engine):
         """As many fresh responses as `plan.rollout_counts` says; groups in plan order, ungraded."""
         questions = [*plan.fresh, *plan.replayed]
         owners = [i for i, count in enumerate(plan.rollout_counts(group_size)) for _ in range(count)]
-        asked, temperature = [questions[i] for i in owners], self.sampling.temperature
+        rollout_questions, temperature = [questions[i] for i in owners], self.sampling.temperature
         if self.player:
-            seeds = episode_seeds(self.seed, plan.step, plan.round, len(asked))
-            sampled = self.play(asked, seeds, temperature, 1.0)
+            seeds = episode_seeds(self.seed, plan.step, plan.round, len(rollout_questions))
+            sampled = self.play(rollout_questions, seeds, temperature, 1.0)
         else:
-            sampled = self._generate([*map(self.prompts.encode, asked)], temperature, plan.step, plan.round)
+            sampled = self._generate([*map(self.prompts.encode, rollout_questions)], temperature, plan.step, plan.round)
         rollouts: list[list[Rollout]] = [[] for _ in questions]
         for owner, rollout in zip(owners, sampled, strict=True):
             rollouts[owner].append(rollout)

@@ -41,15 +41,15 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        x, train, rollout = self.args.exgrpo, self.args.train, self.args.rollout
+        experiment, train, rollout = self.args.exgrpo, self.args.train, self.args.rollout
         self.actor_loss_fn = MixedLoss(
-            x.loss,
+            experiment.loss,
             rows=train.batch_size,
             # With dynamic batches OpenRLHF decides when a step ends, and DeepSpeed does not divide the loss.
             gas=1 if train.dynamic_batch_enable else self.strategy.accumulated_gradient,
             single_step=train.max_epochs == 1 and train.batch_size == rollout.batch_size * rollout.n_samples_per_prompt,
             theirs=self.actor_loss_fn,
-            ahead=bool(x.settings.generate_ahead),
+            ahead=bool(experiment.settings.generate_ahead),
         )
         self.recorded: dict[int, Measured] = {}
 
@@ -194,17 +194,17 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         # OpenRLHF looks these up as globals of its module.
-        x, ds = strategy.args.exgrpo, strategy.args.ds
-        make = partial(MixedActor, lora=x.lora, seed=x.settings.seed)
+        experiment, ds = strategy.args.exgrpo, strategy.args.ds
+        make = partial(MixedActor, lora=experiment.lora, seed=experiment.settings.seed)
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, make, in_order
         super().init_model_from_pretrained(strategy, *args, **kwargs)
-        PromptEncoder(x.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
+        PromptEncoder(experiment.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
             saved = AutoModelForCausalLM.from_pretrained(
                 strategy.args.ckpt.path, dtype="auto", trust_remote_code=False
             ).state_dict()
             strategy._unwrap_model(self.ema_model).load_state_dict(saved)
-        self.guard = GradientGuard(self.actor.model.optimizer, ds.zero_stage, x.optimizer.skip_above_grad_norm)
+        self.guard = GradientGuard(self.actor.model.optimizer, ds.zero_stage, experiment.optimizer.skip_above_grad_norm)
         model = self.actor.model.module
         size = model.config.get_text_config().vocab_size
         if ds.packing_samples and (mixed := mixing_of_rows(self.measure, size)):

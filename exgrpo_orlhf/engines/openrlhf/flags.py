@@ -95,7 +95,7 @@ REFUSED = {
     "reward.*": "rewards come from Verifier",
     "ds.value_head_prefix": "there is no value head",
     "ds.lora.dropout": "log-probs with dropout are those of another policy",
-    "ds.deepcompile": "the output layer computes log-probs in the place of logits, each pass anew",
+    "ds.deepcompile": "the output layer computes log-probs instead of logits, each pass anew",
     "ds.ring_attn_size": "responses are scored whole, not in pieces spread over ranks",
     "ds.ring_attn_head_stride": "see ds.ring_attn_size",
     "ds.tensor_parallel_size": "responses are scored through the output layer, which must not be split",
@@ -103,7 +103,7 @@ REFUSED = {
     "ds.load_in_4bit": "quantised weights are not trained, and vLLM needs whole ones; with LoRA it gets the merged "
     "weights, which have no 4-bit form",
     "ds.use_universal_ckpt": "a checkpoint could not be read again: only a resumed run would use the flag",
-    "ds.use_liger_kernel": "the output layer computes log-probs in the place of logits",
+    "ds.use_liger_kernel": "the output layer computes log-probs instead of logits",
     "ds.zpg": "the second shards of ZeRO++ are for ZeRO-3 between nodes, which nothing here has run on",
     "actor.optim": "Optimizer's settings are AdamW's, as on the local engine",
     "actor.muon.*": "Optimizer's settings are AdamW's, as on the local engine",
@@ -127,12 +127,12 @@ def ranks_of(flags: Mapping[str, Any]) -> int:
     return int(flags.get("actor.num_nodes", 1)) * int(flags.get("actor.num_gpus_per_node", 8))  # OpenRLHF's defaults
 
 
-def divisible_questions(x: Experiment) -> int:
+def divisible_questions(experiment: Experiment) -> int:
     """A batch must be a multiple of this many questions: then every rank has as many rows as the others, in each
     optimiser step and in each micro-batch. Otherwise OpenRLHF drops rows or carries half a step into the next batch."""
-    flags = x.openrlhf.all_flags() if x.openrlhf else {}
+    flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}
     train, rollout = (int(flags.get(f"{part}.micro_batch_size", 1)) for part in ("train", "rollout"))
-    ranks, n, k = ranks_of(flags), x.optimizer.steps_per_batch, x.settings.group_size
+    ranks, n, k = ranks_of(flags), experiment.optimizer.steps_per_batch, experiment.settings.group_size
     return math.lcm(ranks * train * n, ranks * rollout, k * n) // k
 
 
@@ -146,7 +146,9 @@ def check(flags: Mapping[str, Any]) -> None:
                 raise ValueError(f"OpenRLHF.flags: {flag} cannot be used here: {reason}")
 
 
-def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Path, *, resume: bool) -> dict[str, Any]:
+def command_line(
+    experiment: Experiment, flags: Mapping[str, Any], model: str, state: Path, *, resume: bool
+) -> dict[str, Any]:
     """All flags of a run by name: `flags`, and those that the experiment decides.
 
     Args:
@@ -156,7 +158,8 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
     Raises ValueError for flags that `check` refuses, and for settings that OpenRLHF cannot follow exactly.
     """
     check(flags)
-    b, k, n = x.settings.questions_per_step, x.settings.group_size, x.optimizer.steps_per_batch
+    settings, optimizer, loss = experiment.settings, experiment.optimizer, experiment.loss
+    b, k, n = settings.questions_per_step, settings.group_size, optimizer.steps_per_batch
     if b % n:
         raise ValueError(
             f"train.questions_per_step = {b} cannot be dealt to Optimizer.steps_per_batch = {n} equal optimiser steps, "
@@ -164,28 +167,28 @@ def command_line(x: Experiment, flags: Mapping[str, Any], model: str, state: Pat
         )
     return {
         **flags,
-        **(_beside_updates(flags) if x.settings.generate_ahead else {}),
+        **(_beside_updates(flags) if settings.generate_ahead else {}),
         "actor.model_name_or_path": model,
-        "data.max_len": x.prompts.max_tokens + x.sampling.max_response_tokens,
+        "data.max_len": experiment.prompts.max_tokens + experiment.sampling.max_response_tokens,
         "rollout.batch_size": b,
         "rollout.n_samples_per_prompt": k,
-        "rollout.max_new_tokens": x.sampling.max_response_tokens,
-        "rollout.temperature": x.sampling.temperature,
+        "rollout.max_new_tokens": experiment.sampling.max_response_tokens,
+        "rollout.temperature": experiment.sampling.temperature,
         "train.batch_size": b * k // n,
-        "train.max_epochs": x.optimizer.passes_per_batch,
-        "train.seed": x.settings.seed,
-        "actor.adam.lr": x.optimizer.learning_rate,
-        "actor.adam.betas": x.optimizer.betas,
-        "actor.adam.weight_decay": x.optimizer.weight_decay,
-        "actor.max_norm": x.optimizer.max_grad_norm or 0.0,  # DeepSpeed clips to a positive norm alone
-        "actor.lr_scheduler": "constant_with_warmup" if x.optimizer.schedule == "constant" else x.optimizer.schedule,
+        "train.max_epochs": optimizer.passes_per_batch,
+        "train.seed": settings.seed,
+        "actor.adam.lr": optimizer.learning_rate,
+        "actor.adam.betas": optimizer.betas,
+        "actor.adam.weight_decay": optimizer.weight_decay,
+        "actor.max_norm": optimizer.max_grad_norm or 0.0,  # DeepSpeed clips to a positive norm alone
+        "actor.lr_scheduler": "constant_with_warmup" if optimizer.schedule == "constant" else optimizer.schedule,
         # A share, which OpenRLHF rounds up to whole steps: half a step less, so that float errors do not matter.
-        "actor.lr_warmup_ratio": max(x.optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(x),
-        **({"actor.entropy_coef": x.loss.entropy_coef} if x.loss.entropy_coef else {}),
+        "actor.lr_warmup_ratio": max(optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(experiment),
+        **({"actor.entropy_coef": loss.entropy_coef} if loss.entropy_coef else {}),
         "algo.advantage.estimator": "dr_grpo",
         # With LoRA the reference model is the actor's own, without its adapter: OpenRLHF starts none.
-        "algo.kl.init_coef": 0.0 if x.lora.rank is not None else x.loss.kl_coef,
-        "algo.kl.use_loss": x.lora.rank is None and x.loss.kl_coef > 0,
+        "algo.kl.init_coef": 0.0 if experiment.lora.rank is not None else loss.kl_coef,
+        "algo.kl.use_loss": experiment.lora.rank is None and loss.kl_coef > 0,
         "algo.kl.estimator": "k3",
         # Not an address: rewards come from the Verifier. Without a value OpenRLHF would start a reward model.
         "reward.remote_url": "verifier",
@@ -211,9 +214,9 @@ def _beside_updates(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {"algo.advantage.is_correction_level": "token"}
 
 
-def scheduler_steps(x: Experiment) -> int:
+def scheduler_steps(experiment: Experiment) -> int:
     """OpenRLHF's number of optimiser steps, at which the decay ends and of which the warm-up is a share."""
-    return x.optimizer.decay_steps or max(x.optimizer.warmup_steps, 1)
+    return experiment.optimizer.decay_steps or max(experiment.optimizer.warmup_steps, 1)
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:

@@ -29,23 +29,25 @@ class Card(NamedTuple):
 CARDS = {"A100": Card(80e9, 312e12, 2000), "H100": Card(80e9, 989e12, 4000), "RTX 4090": Card(24e9, 165e12, 1000)}
 
 
-def step_of(x: Experiment, parameters: int, card: Card) -> tuple[float, int]:
+def step_of(experiment: Experiment, parameters: int, card: Card) -> tuple[float, int]:
     """Seconds of a step with replay, and the GPUs of the layout.
 
     A forward pass is 2 operations a parameter and token, a backward pass 4, or 2 where the weights are frozen.
     """
-    flags, k = x.openrlhf.all_flags() if x.openrlhf else {}, x.settings.group_size
-    rows, replayed = x.settings.questions_per_step * k, int(x.mixer.rho * x.settings.questions_per_step)
-    response = min(RESPONSE, x.sampling.max_response_tokens)
-    forward = 2 * parameters * (response + min(PROMPT, x.prompts.max_tokens)) / (card.flops * TRAIN_SHARE)  # of a row
-    passes = x.optimizer.passes_per_batch * (3 if x.lora.rank is None else 2) + (x.loss.kl_coef > 0)
-    if x.optimizer.steps_per_batch * x.optimizer.passes_per_batch > 1 and not x.settings.generate_ahead:
+    settings, optimizer, mixer = experiment.settings, experiment.optimizer, experiment.mixer
+    flags, k = experiment.openrlhf.all_flags() if experiment.openrlhf else {}, settings.group_size
+    rows, replayed = settings.questions_per_step * k, int(mixer.rho * settings.questions_per_step)
+    response = min(RESPONSE, experiment.sampling.max_response_tokens)
+    tokens = response + min(PROMPT, experiment.prompts.max_tokens)  # of a row
+    forward = 2 * parameters * tokens / (card.flops * TRAIN_SHARE)
+    passes = optimizer.passes_per_batch * (3 if experiment.lora.rank is None else 2) + (experiment.loss.kl_coef > 0)
+    if optimizer.steps_per_batch * optimizer.passes_per_batch > 1 and not settings.generate_ahead:
         passes += 1  # log-probs before the update
-    generate = (rows - replayed * (k - x.mixer.rollouts_per_replayed)) * response / (card.tokens * RATED / parameters)
+    generate = (rows - replayed * (k - mixer.rollouts_per_replayed)) * response / (card.tokens * RATED / parameters)
     train = (rows * passes + replayed * CANDIDATES) * forward
     trainers = ranks_of(flags)
     if flags.get("train.colocate_all"):
         return (1 + OTHER) * (generate + train) / trainers, trainers
     engines = flags["vllm.num_engines"] * flags.get("vllm.tensor_parallel_size", 1)
     times = generate / engines, train / trainers
-    return (1 + OTHER) * (max(times) if x.settings.generate_ahead else sum(times)), trainers + engines
+    return (1 + OTHER) * (max(times) if settings.generate_ahead else sum(times)), trainers + engines

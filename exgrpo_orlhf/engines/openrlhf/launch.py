@@ -72,17 +72,17 @@ def launch(
             when OpenRLHF can be imported. None: MixedPolicyActor and MixedTrainer
         logs: folder for what OpenRLHF, Ray, DeepSpeed and vLLM print; None: it is printed
     """
-    x, run, settings = job.experiment, job.run.absolute(), job.experiment.openrlhf
+    experiment, run, settings = job.experiment, job.run.absolute(), job.experiment.openrlhf
     assert settings is not None
     with claim(run, resume), StopRequest() as stop, contextlib.ExitStack() as printed:
-        contents = x.settings.verify_checkpoint
-        checkpoint = checkpoints.to_resume(run, dict(x.identity), name=resume_from, contents=contents, base=x.base)
+        contents, identity = experiment.settings.verify_checkpoint, dict(experiment.identity)
+        checkpoint = checkpoints.to_resume(run, identity, name=resume_from, contents=contents, base=experiment.base)
         prepare(settings)
-        args = parse(x, model_path, checkpoint or run / "none", resume=checkpoint is not None)
+        args = parse(experiment, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
-        _check_shapes(x, args)
-        _check_work(x, model_path, job.questions, begins=checkpoint is None)
-        _check_node(x, args, model_path)
+        _check_shapes(experiment, args)
+        _check_work(experiment, model_path, job.questions, begins=checkpoint is None)
+        _check_node(experiment, args, model_path)
         # Imported only after all checks: this takes seconds and starts processes.
         output = None
         if logs is not None:
@@ -94,7 +94,7 @@ def launch(
         roles = driver.CLASSES if classes is None else classes(args)
         driver.drive(replace(job, run=run, questions=None), args, gpus, stop, roles, output)
     step = max(checkpoints.find(run), default=0)
-    return Outcome(step, x.settings.steps, stop.signal if step < x.settings.steps else None)
+    return Outcome(step, experiment.settings.steps, stop.signal if step < experiment.settings.steps else None)
 
 
 def wrong_python(version: tuple[int, ...]) -> str | None:
@@ -135,9 +135,9 @@ class _Parsed(Exception):
     """Carries OpenRLHF's validated arguments out of its program, which does not return them."""
 
 
-def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
+def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
     """OpenRLHF's arguments after its parser and its checks. Raises LaunchError."""
-    settings = x.openrlhf
+    settings = experiment.openrlhf
     assert settings is not None
     flags = settings.all_flags()
     if settings.cpu_bench:
@@ -153,7 +153,7 @@ def parse(x: Experiment, model_path: str, state: Path, *, resume: bool) -> Any:
         engines is not None and not (isinstance(engines, int) and engines < 1),
         f"vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines",
     )
-    line = openrlhf_flags.command_line(x, flags, model_path, state, resume=resume)
+    line = openrlhf_flags.command_line(experiment, flags, model_path, state, resume=resume)
     output = io.StringIO()
     try:
         with _stopped_after_parsing(line), contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
@@ -234,21 +234,21 @@ def needed_gpus(args: Any) -> int:
     return actor + engines + (0 if args.train.colocate_actor_ref else reference)
 
 
-def _check_shapes(x: Experiment, args: Any) -> None:
+def _check_shapes(experiment: Experiment, args: Any) -> None:
     """Raises LaunchError for flags that would fail, or train wrongly, later."""
-    flags = x.openrlhf.all_flags() if x.openrlhf else {}
+    flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}
     for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
         _require(
             not flags.get(flag) or args.train.colocate_all,
             f"{flag} needs train.colocate_all: nothing else uses that memory otherwise",
         )
-    questions, unit = x.settings.questions_per_step, openrlhf_flags.divisible_questions(x)
+    questions, unit = experiment.settings.questions_per_step, openrlhf_flags.divisible_questions(experiment)
     _require(
         questions % unit == 0,
         f"train.questions_per_step = {questions} must be a multiple of {unit}, so that its rows (· train.group_size = "
-        f"{x.settings.group_size}) divide into Optimizer.steps_per_batch = {x.optimizer.steps_per_batch} steps, "
-        f"{openrlhf_flags.ranks_of(flags)} ranks, train.micro_batch_size = {args.train.micro_batch_size} and "
-        f"rollout.micro_batch_size = {args.rollout.micro_batch_size}",
+        f"{experiment.settings.group_size}) divide into Optimizer.steps_per_batch = "
+        f"{experiment.optimizer.steps_per_batch} steps, {openrlhf_flags.ranks_of(flags)} ranks, train.micro_batch_size "
+        f"= {args.train.micro_batch_size} and rollout.micro_batch_size = {args.rollout.micro_batch_size}",
     )
     stage, dtype = args.ds.zero_stage, flags.get("ds.param_dtype", "bf16")
     _require(stage in (1, 2, 3), f"ds.zero_stage must be 1, 2 or 3, got {stage}")
@@ -259,7 +259,7 @@ def _check_shapes(x: Experiment, args: Any) -> None:
         "what is written into gathered parameters; use ds.zero_stage = 2",
     )
     _require(
-        not args.train.enable_ema or x.lora.rank is None,
+        not args.train.enable_ema or experiment.lora.rank is None,
         "train.enable_ema cannot be used with LoRA.rank: OpenRLHF would average a model that has no adapter",
     )
     from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
@@ -270,13 +270,13 @@ def _check_shapes(x: Experiment, args: Any) -> None:
         raise LaunchError(f"OpenRLHF.flags: algo.advantage.{error}") from None
 
 
-def _check_node(x: Experiment, args: Any, model_path: str) -> None:
+def _check_node(experiment: Experiment, args: Any, model_path: str) -> None:
     """Raises LaunchError for what would fail after minutes of loading; warns if memory will not suffice."""
     if wrong := wrong_allocator(args, os.environ):
         raise LaunchError(wrong)
     if total := memory.gpu_bytes():
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-        if short := memory.too_little_memory(x, memory.memory_of(x, config, total), total):
+        if short := memory.too_little_memory(experiment, memory.memory_of(experiment, config, total), total):
             log.warning("%s", short)
 
 
@@ -300,7 +300,11 @@ def wrong_allocator(args: Any, environ: Mapping[str, str]) -> str | None:
 
 
 def _check_work(
-    x: Experiment, model_path: str, loaded: tuple[list[Question], list[Question]] | None = None, *, begins: bool
+    experiment: Experiment,
+    model_path: str,
+    loaded: tuple[list[Question], list[Question]] | None = None,
+    *,
+    begins: bool,
 ) -> None:
     """Raises what would stop the run after minutes of loading, for model, tokenizer, prompts and limits. begins:
     whether the run begins here, so that the experience that it begins with is checked too"""
@@ -326,18 +330,19 @@ def _check_work(
         raise LaunchError(
             f"{model_path} has dropout or router noise ({', '.join(random)}); set it to 0 in its config.json"
         )
-    if wrong := too_few_positions(config, x.prompts.max_tokens + x.sampling.max_response_tokens, model_path):
+    if wrong := too_few_positions(config, memory.longest_sequence(experiment), model_path):
         raise LaunchError(wrong)
-    questions, validation = loaded or (x.questions.load(), x.validation.load() if x.validation else [])
-    if len(questions) < x.settings.questions_per_step:
+    source, per_step = experiment.validation, experiment.settings.questions_per_step
+    questions, validation = loaded or (experiment.questions.load(), source.load() if source else [])
+    if len(questions) < per_step:
         raise LaunchError(
-            f"train.questions_per_step = {x.settings.questions_per_step}, but there are {len(questions)} questions; "
-            "this engine needs whole batches"
+            f"train.questions_per_step = {per_step}, but there are {len(questions)} questions; this engine needs whole "
+            "batches"
         )
-    if x.lora.rank is not None:
-        refuse_targets(model_path, x.lora)
-    prompts = PromptEncoder(x.prompts, tokenizer)
+    if experiment.lora.rank is not None:
+        refuse_targets(model_path, experiment.lora)
+    prompts = PromptEncoder(experiment.prompts, tokenizer)
     prompts.check([*questions, *validation])
-    if begins and x.experience:
-        initial_buffer.load(x, questions, prompts)
+    if begins and experiment.experience:
+        initial_buffer.load(experiment, questions, prompts)
         close_pools()  # the workers that graded the experts must not run beside Ray's

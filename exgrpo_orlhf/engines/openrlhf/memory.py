@@ -71,10 +71,11 @@ def checkpoint_bytes(parameters: int, trained: int) -> int:
     return 4 * parameters + 12 * trained
 
 
-def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
+def memory_of(experiment: Experiment, config: PretrainedConfig, total: float) -> Memory:
     """The sums for a model with the experiment's layout on GPUs of `total` bytes."""
-    flags, text = x.openrlhf.all_flags() if x.openrlhf else {}, config.get_text_config()  # defaults: OpenRLHF 0.11.2's
-    parameters, trained = parameters_of(config, x.lora)
+    flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}  # defaults: OpenRLHF 0.11.2's
+    text, lora = config.get_text_config(), experiment.lora
+    parameters, trained = parameters_of(config, lora)
     stage, per_node = flags.get("ds.zero_stage", 2), flags.get("actor.num_gpus_per_node", 8)
     ranks = ranks_of(flags)
     colocated, offloaded = flags.get("train.colocate_all"), flags.get("ds.adam_offload")
@@ -83,7 +84,7 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     states = 12 * trained / ranks  # master weights and Adam, float32
     model = weights + gradients + (0 if offloaded else states) + _BUCKET
     beside: dict[str, float] = {}
-    if x.loss.kl_coef > 0 and x.lora.rank is None and (colocated or flags.get("train.colocate_actor_ref")):
+    if experiment.loss.kl_coef > 0 and lora.rank is None and (colocated or flags.get("train.colocate_actor_ref")):
         # ref.offload: of parameters that are partitioned; with stage 2 the reference model has no ZeRO stage
         beside["the reference model"] = 0.0 if flags.get("ref.offload") and stage == 3 else weights
     if flags.get("train.enable_ema"):
@@ -93,7 +94,7 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     engine_weights = 2 * parameters / engine_gpus
     held = model + sum(beside.values()) + (engine if colocated and not flags.get("vllm.enable_sleep") else 0)
 
-    longest = longest_sequence(x)
+    longest = longest_sequence(experiment)
     update_tokens = max(flags.get("train.max_tokens_per_gpu", 16192), longest)
     scored_tokens = max(flags.get("rollout.max_tokens_per_gpu") or update_tokens, longest)
     if not flags.get("train.dynamic_batch_enable"):
@@ -106,8 +107,8 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     activations = checkpointed if flags.get("actor.gradient_checkpointing_enable") else text.num_hidden_layers * layer
     # token_stats: blocks of logits in float32, hidden states and a block in bf16; in bf16 the gradient of the output
     # layer, and of an embedding that is the same weight.
-    learnt = 0 if x.lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
-    log_probs = update_tokens * text.hidden_size * 20 + 2 * text.vocab_size * text.hidden_size * learnt
+    gradient_copies = 0 if lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
+    log_probs = update_tokens * text.hidden_size * 20 + 2 * text.vocab_size * text.hidden_size * gradient_copies
 
     stays = {"the policy": weights, **beside} if colocated else {}
     if colocated and not flags.get("ds.enable_sleep") and not offloaded:
@@ -127,14 +128,14 @@ def memory_of(x: Experiment, config: PretrainedConfig, total: float) -> Memory:
     )
 
 
-def longest_sequence(x: Experiment) -> int:
+def longest_sequence(experiment: Experiment) -> int:
     """Tokens of the longest prompt and response together."""
-    return x.prompts.max_tokens + x.sampling.max_response_tokens
+    return experiment.prompts.max_tokens + experiment.sampling.max_response_tokens
 
 
-def too_little_memory(x: Experiment, memory: Memory, total: float) -> str | None:
+def too_little_memory(experiment: Experiment, memory: Memory, total: float) -> str | None:
     """What does not fit on a GPU of `total` bytes, and what to do, or None."""
-    share = x.openrlhf.all_flags().get("vllm.gpu_memory_utilization", 0.95) if x.openrlhf else 0.0
+    share = experiment.openrlhf.all_flags().get("vllm.gpu_memory_utilization", 0.95) if experiment.openrlhf else 0.0
     vllm = f"vllm.gpu_memory_utilization = {share} of {total / GB:.1f} GB"
     reserve = f"about {RESERVE / GB:.0f} GB of CUDA, NCCL and fragments are more than the GPU has"
     fits = (total - (held := sum(memory.stays.values())) - RESERVE) / total
@@ -145,7 +146,7 @@ def too_little_memory(x: Experiment, memory: Memory, total: float) -> str | None
         if size + RESERVE > total:
             remedy = f"lower {flag}.max_tokens_per_gpu, train an adapter (--gin gin/recipes/lora.gin) or take more GPUs"
             return f"{size / GB:.1f} GB of {part} on {total / GB:.1f} GB and {reserve}: {remedy}"
-    if memory.cache < longest_sequence(x):
+    if memory.cache < longest_sequence(experiment):
         return f"{vllm} leaves a cache of {memory.cache:,} tokens, less than the longest sequence: raise the share"
     return None
 

@@ -91,17 +91,17 @@ class Sampler:
         """Play episodes, each at its own pace: its next turn is sent when its environment has answered. Yields the
         position of each that is over. Raises as a call does."""
         load = [0] * len(self.engines)  # turns that an engine is working on
-        asked = set(range(len(plays)))  # whose environment has not answered
+        environment_turns = set(range(len(plays)))  # whose environment has not answered
         pending: dict[Any, tuple[int, int]] = {}
-        heard = time.monotonic()
+        last_answer = time.monotonic()
         try:
-            while asked or pending:
-                for position in [i for i in asked if plays[i].answered]:
+            while environment_turns or pending:
+                for position in [i for i in environment_turns if plays[i].answered]:
                     one = plays[position]
-                    asked.remove(position)
+                    environment_turns.remove(position)
                     if not one.received():
                         yield position
-                        heard = time.monotonic()  # the caller may have taken long
+                        last_answer = time.monotonic()  # the caller may have taken long
                         continue
                     engine = min(range(len(load)), key=load.__getitem__)
                     stop = one.player.environment.stop
@@ -109,20 +109,20 @@ class Sampler:
                     reference = self.engines[engine].generate.remote(one.context, self._params(request))
                     pending[reference] = (position, engine)
                     load[engine] += 1
-                    heard = time.monotonic() if len(pending) == 1 else heard
+                    last_answer = time.monotonic() if len(pending) == 1 else last_answer
                 if not pending:
-                    time.sleep(_POLL if asked else 0)
+                    time.sleep(_POLL if environment_turns else 0)
                     continue
-                ready, _ = ray.wait([*pending], num_returns=1, timeout=_POLL if asked else self.timeout)
-                if not ready and time.monotonic() - heard >= self.timeout:
+                ready, _ = ray.wait([*pending], num_returns=1, timeout=_POLL if environment_turns else self.timeout)
+                if not ready and time.monotonic() - last_answer >= self.timeout:
                     raise self._silent(pending)
                 for reference in ready:
                     position, engine = pending.pop(reference)
                     load[engine] -= 1
                     output = results(reference, f"vLLM engine {engine}", self.timeout)
                     plays[position].act(self._rollout(output.outputs[0], engine))
-                    asked.add(position)
-                    heard = time.monotonic()
+                    environment_turns.add(position)
+                    last_answer = time.monotonic()
         finally:
             for reference in pending:
                 ray.cancel(reference)

@@ -82,26 +82,26 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             self.actor_model_group, None, None, self.reference_model_group, self.kl_ctl, strategy, tokenizer
         )
         self.job: Job = args.exgrpo_job
-        self.x = x = self.job.experiment
-        assert x.openrlhf is not None
-        self.settings = x.openrlhf
-        self.prompts = PromptEncoder(x.prompts, tokenizer)
+        self.experiment = experiment = self.job.experiment
+        assert experiment.openrlhf is not None
+        self.settings = experiment.openrlhf
+        self.prompts = PromptEncoder(experiment.prompts, tokenizer)
         self.model_path = pretrain
         self.ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
         self.sampler = Sampler(
             self.vllm_engines,
-            x.sampling.max_response_tokens,
+            experiment.sampling.max_response_tokens,
             args.algo.advantage.is_correction_level != "off",
             self.settings.timeout,
             self.prompts.turn_ends(),
         )
-        self.player = player_of(x.environment, self.prompts, x.sampling.max_response_tokens)
+        self.player = player_of(experiment.environment, self.prompts, experiment.sampling.max_response_tokens)
         self.step = 0  # of the latest update
 
     # -- what OpenRLHF's program calls --------------------------------------------------------------------------------
 
     def get_max_steps(self) -> int:
-        return scheduler_steps(self.x)
+        return scheduler_steps(self.experiment)
 
     def fit(self) -> None:
         self.job.loop(self.job, lambda checkpoint: self, StopFile(self.job.run))
@@ -116,7 +116,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             yield from self._episodes(questions, plan, group_size)
             return
         requests = [
-            Request(self.prompts.encode(question), count, self.x.sampling.temperature, self._seed(plan, i))
+            Request(self.prompts.encode(question), count, self.experiment.sampling.temperature, self._seed(plan, i))
             for i, (question, count) in enumerate(zip(questions, plan.rollout_counts(group_size), strict=True))
         ]
         with closing(self._sample(requests)) as sampled:  # a caller that stops early cancels the other requests
@@ -126,12 +126,12 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     def _episodes(self, questions: list[Question], plan: Plan, group_size: int) -> Iterator[RolloutGroup]:
         assert self.player is not None
         owners = [i for i, count in enumerate(plan.rollout_counts(group_size)) for _ in range(count)]
-        seeds = episode_seeds(self.x.settings.seed, plan.step, plan.round, len(owners))
+        seeds = episode_seeds(self.experiment.settings.seed, plan.step, plan.round, len(owners))
         left = Counter(owners)
         with (
             self.engines_awake(),
             self.player.episodes([questions[i] for i in owners], seeds) as plays,
-            closing(self.sampler.play(plays, self.x.sampling.temperature)) as over,
+            closing(self.sampler.play(plays, self.experiment.sampling.temperature)) as over,
         ):
             for position in over:
                 i = owners[position]
@@ -158,7 +158,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
 
     def _seed(self, plan: Plan, position: int) -> int:
         # vLLM gives the responses of one request consecutive seeds, so the seeds of requests must be far apart.
-        entropy = [self.x.settings.seed, 4, plan.step, position, *([plan.round] if plan.round else [])]
+        entropy = [self.experiment.settings.seed, 4, plan.step, position, *([plan.round] if plan.round else [])]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
 
     def _sample(self, requests: Sequence[Request]) -> Generator[tuple[int, list[Rollout]], None, None]:
@@ -187,7 +187,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     def broadcast_to_vllm(self) -> None:
         """OpenRLHF's train_step ends with it. With train.generate_ahead the engines are then still generating with the
         weights before the update, and get the new ones by `sync`."""
-        if not self.x.settings.generate_ahead:
+        if not self.experiment.settings.generate_ahead:
             self.sync()
 
     def sync(self) -> None:
@@ -218,13 +218,13 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         """
         self.step += 1
         flat, rows = batch.flat_rows(), self.forward_rows(batch)
-        steps, passes = self.x.optimizer.steps_per_batch, self.x.optimizer.passes_per_batch
+        steps, passes = self.experiment.optimizer.steps_per_batch, self.experiment.optimizer.passes_per_batch
         clock = Clock()
         before = [i for i, row in enumerate(flat) if steps * passes > 1 or not row.in_loss]
         measured = dict(zip(before, self.measure([rows[i] for i in before]), strict=True))
         clock.lap("measure")
         base = None
-        if self.x.loss.kl_coef and self.x.lora.rank is not None:
+        if self.experiment.loss.kl_coef and self.experiment.lora.rank is not None:
             base = [one.logprobs for one in self.measure(rows, "measure_base")]
         clock.lap("reference")
         logprobs = [measured[i].logprobs if i in measured else None for i in range(len(rows))]

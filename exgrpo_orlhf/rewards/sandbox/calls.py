@@ -54,7 +54,7 @@ def read_assertions(text: str) -> list[Call]:
 
 
 def _read_assertion(statement: ast.stmt) -> Call:
-    read = ast.literal_eval
+    literal = ast.literal_eval
     passes: Callable[[Any, Any], Any]
     match statement:
         case ast.Assert(
@@ -62,12 +62,12 @@ def _read_assertion(statement: ast.stmt) -> Call:
                 ast.Call(ast.Name("abs"), [ast.BinOp(call, ast.Sub(), value)]), [ast.Lt() | ast.LtE() as sign], [limit]
             )
         ):
-            smaller, most = operator.lt if isinstance(sign, ast.Lt) else operator.le, read(limit)
+            smaller, most = operator.lt if isinstance(sign, ast.Lt) else operator.le, literal(limit)
             passes = lambda result, expected: smaller(abs(result - expected), most)
         case ast.Assert(
             ast.Call(ast.Name("isclose") | ast.Attribute(ast.Name("math"), "isclose"), [call, value], options)
         ):
-            tolerances = {str(each.arg): read(each.value) for each in options}
+            tolerances = {str(each.arg): literal(each.value) for each in options}
             passes = lambda result, expected: math.isclose(result, expected, **tolerances)
         case ast.Assert(ast.Compare(call, [ast.Is()], [ast.Constant(True | False | None) as value])):
             passes = operator.is_
@@ -77,7 +77,7 @@ def _read_assertion(statement: ast.stmt) -> Call:
             raise ValueError("another statement")
     if not isinstance(call, ast.Call):
         call, value = value, call
-    expected = read(value)
+    expected = literal(value)
     if not passes(expected, expected):
         raise ValueError("no result passes")
     return Call(*_literal_call(call), expected, passes)

@@ -79,7 +79,7 @@ def _watch(
     child: int, into: int, out_of: int, text: bytes, memory: int, end: float, most_output: int
 ) -> tuple[str, bytes]:
     """Write the input and read the output until the child has ended or the program has exceeded a limit."""
-    output, sent, how = bytearray(), 0, "timeout"
+    output, n_sent, how = bytearray(), 0, "timeout"
     ending = os.pidfd_open(child)
     reading, writing = [out_of, ending], [into]
     checked = 0.0
@@ -92,10 +92,10 @@ def _watch(
         readable, writable, _ = select.select(reading, writing, [], 0.01)
         if writable:
             try:
-                sent += os.write(into, text[sent : sent + 65536])
+                n_sent += os.write(into, text[n_sent : n_sent + 65536])
             except BrokenPipeError:
-                sent = len(text)
-            if sent >= len(text):
+                n_sent = len(text)
+            if n_sent >= len(text):
                 os.close(into)
                 writing = []
         if out_of in readable:

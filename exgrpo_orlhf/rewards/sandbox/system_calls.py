@@ -65,23 +65,23 @@ def filter_calls() -> None:
     def op(code: int, jump_true: int, jump_false: int, k: int) -> bytes:
         return struct.pack("HBBI", code, jump_true, jump_false, k)
 
-    load, equal, bits, done = 0x20, 0x15, 0x45, 0x06
+    load, equal, bits, end = 0x20, 0x15, 0x45, 0x06
     allow, deny, unknown, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
-    program = [op(load, 0, 0, 4), op(equal, 1, 0, _ARCHITECTURE[machine]), op(done, 0, 0, kill), op(load, 0, 0, 0)]
+    program = [op(load, 0, 0, 4), op(equal, 1, 0, _ARCHITECTURE[machine]), op(end, 0, 0, kill), op(load, 0, 0, 0)]
     if machine == "x86_64":
-        program += [op(0x35, 0, 1, 0x40000000), op(done, 0, 0, kill)]  # the x32 calls
+        program += [op(0x35, 0, 1, 0x40000000), op(end, 0, 0, kill)]  # the x32 calls
     for numbers in _DENIED.values():
         number = numbers[machine == "aarch64"]
         if number is not None:
-            program += [op(equal, 0, 1, number), op(done, 0, 0, deny)]
-    program += [op(equal, 0, 1, _CLONE3), op(done, 0, 0, unknown)]
+            program += [op(equal, 0, 1, number), op(end, 0, 0, deny)]
+    program += [op(equal, 0, 1, _CLONE3), op(end, 0, 0, unknown)]
     program += [op(equal, 0, 4, _CLONE[machine]), op(load, 0, 0, 16), op(bits, 0, 1, _NEW_NAMESPACES)]
-    program += [op(done, 0, 0, deny), op(done, 0, 0, allow)]
+    program += [op(end, 0, 0, deny), op(end, 0, 0, allow)]
     # A shared mapping without a file keeps pages that are in no process's resident memory, and so do huge pages.
     program += [op(equal, 0, 6, _MMAP[machine]), op(load, 0, 0, 40), op(bits, 2, 0, _HUGE)]
-    program += [op(bits, 0, 2, _WITHOUT_FILE), op(bits, 0, 1, _SHARED), op(done, 0, 0, deny), op(done, 0, 0, allow)]
-    program += [op(done, 0, 0, allow)]
+    program += [op(bits, 0, 2, _WITHOUT_FILE), op(bits, 0, 1, _SHARED), op(end, 0, 0, deny), op(end, 0, 0, allow)]
+    program += [op(end, 0, 0, allow)]
     code = ctypes.create_string_buffer(b"".join(program), 8 * len(program))
-    whole = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
-    if libc.prctl(_SECCOMP, 2, whole, 0, 0) < 0:
+    fprog = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    if libc.prctl(_SECCOMP, 2, fprog, 0, 0) < 0:
         raise OSError(ctypes.get_errno(), f"filter system calls: {os.strerror(ctypes.get_errno())}")

@@ -74,10 +74,10 @@ def grade(answer: Answer) -> Graded:
         labels = [str(i) for i in range(10)] if label.isdigit() else list(_LETTERS)
         options = dict.fromkeys(labels, "")
         options[label] = text
-    pick, shown = stated(answer.response, options)
-    if pick is None and not shown:
+    pick, extracted = stated(answer.response, options)
+    if pick is None and not extracted:
         return Graded("no_answer", 0.0)
-    return Graded("correct", 1.0, pick) if pick == label else Graded("wrong", 0.0, pick or shown)
+    return Graded("correct", 1.0, pick) if pick == label else Graded("wrong", 0.0, pick or extracted)
 
 
 def _options(listed: Any) -> dict[str, str]:

@@ -15,11 +15,11 @@ def grade(answer: Answer, success_at: float = 1.0) -> Graded:
     Raises ValueError for a question that is not ReasoningGym's, or that its library makes otherwise today, and whatever
     the checker raises on the right answer.
     """
-    made = answer.meta.get(SOURCE)
-    if made is None:
+    source = answer.meta.get(SOURCE)
+    if source is None:
         raise ValueError("Verifier.kind = 'reasoning_gym' grades questions of ReasoningGym alone")
-    entries = entries_of(made["task"], made["settings"], made["seed"])
-    entry = entries[made["index"]]
+    entries = entries_of(source["task"], source["settings"], source["seed"])
+    entry = entries[source["index"]]
     if entry["question"] != answer.prompt:
         raise ValueError("another version of reasoning-gym made this question")
     text = extract_answer(answer.response)

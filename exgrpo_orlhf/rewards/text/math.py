@@ -63,12 +63,12 @@ def grade_by_math_verify(answer: Answer) -> Graded:
     parsed_answer = parse(answer.response, extraction_config=[ExprExtractionConfig(), _LATEX], parsing_timeout=None)
     if not parsed_answer:
         return Graded("no_answer", 0.0)
-    shown = str(parsed_answer[-1])  # the text that was parsed, beside the expression
+    extracted = str(parsed_answer[-1])  # the text that was parsed, beside the expression
     for gold in golds:
         parsed = parse(f"\\boxed{{{gold}}}", extraction_config=[_LATEX], parsing_timeout=None)
         if verify(parsed, parsed_answer, timeout_seconds=None):
-            return Graded("correct", 1.0, shown)
-    return Graded("wrong", 0.0, shown)
+            return Graded("correct", 1.0, extracted)
+    return Graded("wrong", 0.0, extracted)
 
 
 def _no_gold(answer: Answer) -> Graded:

@@ -175,7 +175,7 @@ def test_every_path_computes_what_the_saved_merged_model_does(any_model, tmp_pat
     assert [one.token_ids.tolist() for one in greedy[0]] == [one.token_ids.tolist() for one in greedy[1]]
 
 
-def test_merging_and_disabling_leave_the_weights_as_they_were_to_the_bit(warm_model):
+def test_merging_and_disabling_leave_the_weights_bit_identical(warm_model):
     engine = lora_engine(warm_model)
     kept, before = frozen(engine), trained(engine)
     places = {name: p.data_ptr() for name, p in engine.model.named_parameters()}

@@ -112,7 +112,7 @@ def test_statistics_and_gradients_equal_those_of_padded_rows(config, rows):
     assert_same(gradients(model, outputs), slopes)
     alone = plain_stats(model, rows[0].prompt, Rollout(rows[0].response, "stop", actions=rows[0].actions), 0.8)[0]
     torch.testing.assert_close(outputs[0][: len(alone)].double(), alone, atol=1e-4, rtol=0)
-    # And after packed rows, padded ones are computed to the bit as before.
+    # After packed rows, the results of padded ones are still bit-identical.
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(forward(rows), expected, strict=True))
 
 

@@ -1,7 +1,8 @@
 """Both engines' code for CUDA without a GPU: on a pretended device (pretended_cuda/device.py), in separate processes.
 
-Forward passes equal the CPU's to the bit, because the same kernels run in the same order with the same random numbers.
-Gradients differ by rounding, because for a tensor subclass torch uses other formulas in the backward pass of silu.
+Forward passes are bit-identical to the CPU's, because the same kernels run in the same order, with the same
+random numbers. Gradients differ by rounding, because for a tensor subclass torch uses other formulas in the backward
+pass of silu.
 """
 
 from __future__ import annotations

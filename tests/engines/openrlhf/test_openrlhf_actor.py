@@ -51,7 +51,7 @@ def test_packing_is_accepted_for_attention_alone(raw_model, stage):
 
 
 def test_the_reference_of_a_kl_term_is_the_base_model_and_the_adapter_is_back_after_it(warm_model):
-    """The log-probs of the base model to the bit, and other ones with the adapter before and after."""
+    """The log-probs are bit-identical to the base model's, and differ with the adapter before and after."""
     rows = probe_rows(18, ((4, 8), (3, 5)))
     base = [one.logprobs for one in make_actor(warm_model).measure(rows)]
     actor = make_actor(warm_model, "LoRA.rank = 4")

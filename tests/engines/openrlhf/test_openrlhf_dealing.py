@@ -129,8 +129,8 @@ def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_
 def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_the_same():
     def seeds():
         trainer = object.__new__(MixedTrainer)
-        trainer.x = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], [])
-        trainer.settings = trainer.x.openrlhf
+        trainer.experiment = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], [])
+        trainer.settings = trainer.experiment.openrlhf
         plans = [Plan(step, [], [], {}, round) for step in (1, 2, 3) for round in range(4)]
         return [trainer._seed(plan, position) for plan in plans for position in range(8)]
 
@@ -157,12 +157,12 @@ def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_p
 
 
 def test_what_a_rank_writes_is_hashed_there_and_damage_is_refused_before_ray_is_started(warm_model, tmp_path):
-    x = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], small_bindings(warm_model))
+    experiment = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], small_bindings(warm_model))
     actor, hashed = make_actor(warm_model), {}
 
     def fill(folder):
         hashed.update(actor.save_state(str(folder), 1))
-        checkpoints.write_state(folder, {"step": 1, "identity": dict(x.identity)})
+        checkpoints.write_state(folder, {"step": 1, "identity": dict(experiment.identity)})
         return hashed
 
     saved = checkpoints.save(tmp_path, 1, "an id", fill, keep=1)
@@ -175,9 +175,9 @@ def test_what_a_rank_writes_is_hashed_there_and_damage_is_refused_before_ray_is_
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         with pytest.raises(checkpoints.UnusableCheckpoint, match=f"{path}: the content is not what was saved"):
-            train(x, tmp_path, resume=True, tracking_uri="unused", tags={})
+            train(experiment, tmp_path, resume=True, tracking_uri="unused", tags={})
         path.write_bytes(content)
-    assert checkpoints.to_resume(tmp_path, dict(x.identity), name=None, contents=True, base=None) == saved
+    assert checkpoints.to_resume(tmp_path, dict(experiment.identity), name=None, contents=True, base=None) == saved
     assert not ray.is_initialized()
 
 

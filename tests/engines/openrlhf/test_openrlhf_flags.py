@@ -48,12 +48,12 @@ def layout_bindings(model: Path | str, *bindings: str, **more) -> list[str]:
     return [*small_bindings(model), *layout, *bindings]
 
 
-def experiment(model: Path | str, *bindings: str, **more):
+def load(model: Path | str, *bindings: str, **more):
     return config.load(["toy.gin"], layout_bindings(model, *bindings, **more))
 
 
-def parsed(x, model: Path | str = "model"):
-    return launch.parse(x, str(model), Path("state"), resume=False)
+def parsed(experiment, model: Path | str = "model"):
+    return launch.parse(experiment, str(model), Path("state"), resume=False)
 
 
 @pytest.fixture
@@ -66,8 +66,12 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "drive", started)
 
     def begin(model: Path | str, *bindings: str, **more) -> None:
-        x = experiment(model, *bindings, **more)
-        launch.launch(Job(x, tmp_path / "run", "unused", {}, prepare_and_run), str(x.model.prepare()), resume=False)
+        experiment = load(model, *bindings, **more)
+        launch.launch(
+            Job(experiment, tmp_path / "run", "unused", {}, prepare_and_run),
+            str(experiment.model.prepare()),
+            resume=False,
+        )
 
     yield begin
     assert not ray.is_initialized()
@@ -101,17 +105,17 @@ def test_a_flag_that_is_refused_or_decided_by_a_binding_gives_the_reason(flag, r
 
 
 def test_more_flags_wins_over_flags_and_is_checked_too(raw_model):
-    x = experiment(raw_model, "OpenRLHF.more_flags = {'vllm.num_engines': 2}")
-    assert parsed(x).vllm.num_engines == 2
+    experiment = load(raw_model, "OpenRLHF.more_flags = {'vllm.num_engines': 2}")
+    assert parsed(experiment).vllm.num_engines == 2
     with pytest.raises(ValueError, match=r"train\.seed"):
-        parsed(experiment(raw_model, "OpenRLHF.more_flags = {'train.seed': 2}"))
+        parsed(load(raw_model, "OpenRLHF.more_flags = {'train.seed': 2}"))
 
 
 # -- the result of OpenRLHF's own parser ------------------------------------------------------------------------------
 
 
 def test_the_work_arrives_as_bound(raw_model):
-    x = experiment(
+    experiment = load(
         raw_model,
         "Optimizer.learning_rate = 3.7e-6",
         "Optimizer.betas = (0.87, 0.993)",
@@ -123,7 +127,7 @@ def test_the_work_arrives_as_bound(raw_model):
         "MixedPolicyLoss.kl_coef = 0.04",
         "train.seed = 11",
     )
-    args = parsed(x, "some/model")
+    args = parsed(experiment, "some/model")
     assert args.actor.model_name_or_path == "some/model"
     assert (args.rollout.batch_size, args.rollout.n_samples_per_prompt) == (8, 4)
     assert (args.train.batch_size, args.train.max_epochs) == (16, 3)
@@ -135,7 +139,7 @@ def test_the_work_arrives_as_bound(raw_model):
     assert args.algo.kl.target is None
     assert args.actor.entropy_coef is None
     assert (args.ckpt.path, args.ckpt.load_enable) == ("state", False)
-    resumed = launch.parse(x, "some/model", Path("runs/a b/checkpoint-3"), resume=True)
+    resumed = launch.parse(experiment, "some/model", Path("runs/a b/checkpoint-3"), resume=True)
     assert (resumed.ckpt.path, resumed.ckpt.load_enable) == ("runs/a b/checkpoint-3", True)
     assert args.critic.model_name_or_path is None
     assert args.critic.freezing_steps == -1  # else the actor would not be trained
@@ -144,17 +148,17 @@ def test_the_work_arrives_as_bound(raw_model):
 
 
 def test_no_clipping_of_the_gradient_is_a_norm_of_0_for_deepspeed(raw_model):
-    assert parsed(experiment(raw_model, "Optimizer.max_grad_norm = None")).actor.max_norm == 0.0
+    assert parsed(load(raw_model, "Optimizer.max_grad_norm = None")).actor.max_norm == 0.0
 
 
 def test_no_term_and_no_flag_is_none_for_openrlhf_too(raw_model):
-    args = parsed(experiment(raw_model))
+    args = parsed(load(raw_model))
     assert (args.algo.kl.init_coef, args.algo.kl.use_loss, args.actor.entropy_coef) == (0.0, False, None)
-    assert parsed(experiment(raw_model, "MixedPolicyLoss.entropy_coef = 0.003")).actor.entropy_coef == 0.003
+    assert parsed(load(raw_model, "MixedPolicyLoss.entropy_coef = 0.003")).actor.entropy_coef == 0.003
 
 
 def test_packing_does_not_switch_flash_attention_on_without_cuda(raw_model):
-    args = parsed(experiment(raw_model, **{"ds.packing_samples": True}))
+    args = parsed(load(raw_model, **{"ds.packing_samples": True}))
     assert (args.ds.packing_samples, args.ds.attn_implementation) == (True, "sdpa")
 
 
@@ -165,9 +169,9 @@ def test_the_schedule_is_the_local_engines(raw_model, schedule):
 
     name = "constant_with_warmup" if schedule == "constant" else schedule
     decay = None if schedule == "constant" else 50
-    x = experiment(raw_model, "Optimizer.warmup_steps = 7")
-    x = replace(x, optimizer=Optimizer(schedule=schedule, warmup_steps=7, decay_steps=decay))
-    args, steps = parsed(x), flags.scheduler_steps(x)
+    experiment = load(raw_model, "Optimizer.warmup_steps = 7")
+    experiment = replace(experiment, optimizer=Optimizer(schedule=schedule, warmup_steps=7, decay_steps=decay))
+    args, steps = parsed(experiment), flags.scheduler_steps(experiment)
     rates = []
     for called, warmup, total in (
         (name, 7, decay),
@@ -185,7 +189,7 @@ def test_the_schedule_is_the_local_engines(raw_model, schedule):
 
 def test_the_warm_up_has_exactly_as_many_steps_as_bound(raw_model):
     """The ratio is passed as text, and OpenRLHF rounds the product up."""
-    x = experiment(raw_model)
+    experiment = load(raw_model)
     rng = np.random.default_rng(0)
     cases = [(warmup, None) for warmup in range(2000)] + [
         (int(warmup), int(warmup + extra))
@@ -193,7 +197,7 @@ def test_the_warm_up_has_exactly_as_many_steps_as_bound(raw_model):
     ]
     for warmup, decay in cases:
         schedule = "constant" if decay is None else "cosine"
-        it = replace(x, optimizer=Optimizer(warmup_steps=warmup, decay_steps=decay, schedule=schedule))
+        it = replace(experiment, optimizer=Optimizer(warmup_steps=warmup, decay_steps=decay, schedule=schedule))
         ratio = flags.command_line(it, {}, "model", Path("state"), resume=False)["actor.lr_warmup_ratio"]
         (text,) = flags.as_arguments({"r": ratio})[1:]
         assert math.ceil(flags.scheduler_steps(it) * float(text)) == warmup, (warmup, decay)
@@ -211,9 +215,9 @@ def test_parsing_leaves_no_trace(raw_model):
     import openrlhf.utils
 
     before = sys.argv, openrlhf.utils.get_strategy, ray.is_initialized, argparse.ArgumentParser.parse_args
-    parsed(experiment(raw_model))
+    parsed(load(raw_model))
     with pytest.raises(ValueError, match=r"ds\.zero_stage"):
-        parsed(experiment(raw_model, **{"ds.zero_stage": "two"}))
+        parsed(load(raw_model, **{"ds.zero_stage": "two"}))
     assert before == (sys.argv, openrlhf.utils.get_strategy, ray.is_initialized, argparse.ArgumentParser.parse_args)
 
 
@@ -306,9 +310,9 @@ def test_a_model_that_caps_its_logits_is_refused_by_its_configuration_alone(raw_
     for name in ("capped", "unknown"):
         AutoTokenizer.from_pretrained(raw_model).save_pretrained(tmp_path / name)
     with pytest.raises(launch.LaunchError, match=r"capped does more to its logits than its output layer does"):
-        launch._check_work(experiment(raw_model), str(tmp_path / "capped"), begins=True)
+        launch._check_work(load(raw_model), str(tmp_path / "capped"), begins=True)
     with pytest.raises(launch.LaunchError, match="dropout"):
-        launch._check_work(experiment(raw_model), str(tmp_path / "unknown"), begins=True)
+        launch._check_work(load(raw_model), str(tmp_path / "unknown"), begins=True)
     assert "unknown: whether it scales or caps its logits could not be checked" in caplog.text
 
 
@@ -338,8 +342,8 @@ def test_experience_that_cannot_be_used_is_named(raw_model, tmp_path, start):
     bindings = [f"Work.experience = {str(tmp_path / 'experts.jsonl')!r}", "ReplayMixer.collects = False"]
     with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file \(Work\.experience\)"):
         start(raw_model, *bindings)
-    x = experiment(raw_model, *bindings)
-    launch._check_work(x, str(raw_model), begins=False)  # a resumed run has its own buffer
+    experiment = load(raw_model, *bindings)
+    launch._check_work(experiment, str(raw_model), begins=False)  # a resumed run has its own buffer
     (tmp_path / "experts.jsonl").write_text('{"prompt": "no question", "response": "#1"}\n')
     with pytest.raises(ValueError, match=r"experts\.jsonl, line 1: none of the run's questions"):
         start(raw_model, *bindings)
@@ -402,7 +406,7 @@ def test_the_key_of_weights_and_biases_goes_by_the_environment_and_a_redacted_on
         monkeypatch.delenv("WANDB_API_KEY", raising=False)
         if variable is not None:
             monkeypatch.setenv("WANDB_API_KEY", variable)
-        x = experiment(raw_model, f"OpenRLHF.more_flags = {{'logger.wandb.key': {bound_key!r}}}")
-        assert parsed(x).logger.wandb.key == passed
+        experiment = load(raw_model, f"OpenRLHF.more_flags = {{'logger.wandb.key': {bound_key!r}}}")
+        assert parsed(experiment).logger.wandb.key == passed
         assert os.environ.get("WANDB_API_KEY") == left
         assert ("nothing is logged to Weights & Biases" in caplog.text) == (passed is None)

@@ -270,7 +270,7 @@ def test_an_ungradable_row_that_is_a_micro_batch_of_its_own_reaches_the_end_of_t
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[3], LAYOUTS[-2]], ids=named)
-def test_a_row_reaches_the_actor_to_the_bit(layout):
+def test_a_row_reaches_the_actor_bit_identical(layout):
     """Through concatenation, splitting, removal of padding and batching, in whatever order."""
     case = Case()
     e = micro_batch(case.experiences(arguments(MixedPolicyLoss(), **layout)))

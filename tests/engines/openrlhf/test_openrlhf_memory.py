@@ -35,22 +35,22 @@ KL = "MixedPolicyLoss.kl_coef = 0.001"
 APART = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
 
 
-def experiment(layout: str, *bindings: str, recipe: str = "toy.gin", **flags):
+def load(layout: str, *bindings: str, recipe: str = "toy.gin", **flags):
     more = [f"OpenRLHF.more_flags = {flags!r}", *bindings]
     return config.load([recipe, f"engines/openrlhf_{layout}.gin"], more)
 
 
 def papers(layout: str, *bindings: str):
     named = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'", "train.steps = 700"]
-    return experiment(layout, *named, *bindings, recipe="recipes/paper.gin")
+    return load(layout, *named, *bindings, recipe="recipes/paper.gin")
 
 
-def sums(x, model, total=80e9):
-    return memory.memory_of(x, model, total)
+def sums(experiment, model, total=80e9):
+    return memory.memory_of(experiment, model, total)
 
 
-def short_of(x, model, total=H100):
-    return memory.too_little_memory(x, sums(x, model, total), total)
+def short_of(experiment, model, total=H100):
+    return memory.too_little_memory(experiment, sums(experiment, model, total), total)
 
 
 # Made by hand, in GB: model, update, before the update with a KL term (0: not made), rollout, host, cache in tokens.
@@ -84,7 +84,7 @@ def test_the_sums_are_those_that_were_made_by_hand(layout):
     [({}, 78.4, 484_000), ({"vllm.gpu_memory_utilization": 0.45}, 66.4, 275_000)],
 )
 def test_a_reference_model_stays_beside_vllm(flags, rollout, cache):
-    estimate = sums(experiment("8gpu", KL, **flags), QWEN_7B)
+    estimate = sums(load("8gpu", KL, **flags), QWEN_7B)
     assert estimate.rollout / 1e9 == pytest.approx(rollout, abs=0.1)
     assert estimate.cache == pytest.approx(cache, abs=500)
 
@@ -118,27 +118,27 @@ def test_the_hours_are_those_that_were_made_by_hand(gpu, total, days):
     ],
 )
 def test_vllms_share_is_weighed_against_the_weights_that_stay_on_the_gpu(layout, bindings, flags, model, named):
-    reason = short_of(experiment(layout, *bindings, **flags), model)
+    reason = short_of(load(layout, *bindings, **flags), model)
     assert (reason is None) == (named is None), reason
     assert named is None or named in reason
 
 
 def test_the_optimiser_states_of_an_adapter_are_small():
     flags = {"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7}
-    assert "the optimiser, awake" in short_of(experiment("8gpu", **flags), QWEN_7B)
-    assert short_of(experiment("8gpu", "LoRA.rank = 16", **flags), QWEN_7B) is None
+    assert "the optimiser, awake" in short_of(load("8gpu", **flags), QWEN_7B)
+    assert short_of(load("8gpu", "LoRA.rank = 16", **flags), QWEN_7B) is None
 
 
 def test_an_update_and_a_cache_that_do_not_fit_are_said_with_what_helps():
     bindings = ["Prompts.max_tokens = 1024", "MAX_RESPONSE_TOKENS = 8192"]
-    all_weights = experiment("1gpu_24gb", *bindings)
+    all_weights = load("1gpu_24gb", *bindings)
     assert re.match(r"30\.0 GB of an update on 24\.0 GB .*gin/recipes/lora\.gin", short_of(all_weights, QWEN_1B, 24e9))
-    assert short_of(experiment("1gpu_24gb", "LoRA.rank = 16", *bindings), QWEN_1B, 24e9) is None
-    assert short_of(experiment("4gpu_24gb", *bindings), QWEN_1B, 24e9) is None
-    reason = short_of(experiment("4gpu_24gb", KL, *bindings), QWEN_1B, 24e9)
+    assert short_of(load("1gpu_24gb", "LoRA.rank = 16", *bindings), QWEN_1B, 24e9) is None
+    assert short_of(load("4gpu_24gb", *bindings), QWEN_1B, 24e9) is None
+    reason = short_of(load("4gpu_24gb", KL, *bindings), QWEN_1B, 24e9)
     assert re.match(r"21\.0 GB of a reference pass on 24\.0 GB .*rollout\.max_tokens_per_gpu", reason)
-    assert short_of(experiment("4gpu_24gb", KL, bindings[0], "MAX_RESPONSE_TOKENS = 5120"), QWEN_1B, 24e9) is None
-    small = experiment("1gpu_24gb", "LoRA.rank = 16", *bindings, **{"vllm.gpu_memory_utilization": 0.34})
+    assert short_of(load("4gpu_24gb", KL, bindings[0], "MAX_RESPONSE_TOKENS = 5120"), QWEN_1B, 24e9) is None
+    small = load("1gpu_24gb", "LoRA.rank = 16", *bindings, **{"vllm.gpu_memory_utilization": 0.34})
     assert "a cache of 2,5" in short_of(small, QWEN_1B, 24e9)
 
 

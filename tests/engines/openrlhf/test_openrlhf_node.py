@@ -17,14 +17,14 @@ pytestmark = pytest.mark.openrlhf
 APART = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
 
 
-def experiment(layout: str, *bindings: str, **flags):
+def load(layout: str, *bindings: str, **flags):
     more = [f"OpenRLHF.more_flags = {flags!r}", *bindings]
     return config.load(["toy.gin", f"engines/openrlhf_{layout}.gin"], more)
 
 
 def arguments(layout: str, *bindings: str, **flags):
     """OpenRLHF's arguments for a GPU layout, through its own parser."""
-    return launch.parse(experiment(layout, *bindings, **flags), "model", Path("state"), resume=False)
+    return launch.parse(load(layout, *bindings, **flags), "model", Path("state"), resume=False)
 
 
 LAYOUTS = sorted(path.stem.removeprefix("openrlhf_") for path in (ROOT / "gin" / "engines").glob("openrlhf_*gpu*.gin"))
@@ -37,10 +37,10 @@ def test_every_layout_of_gpus_passes_openrlhfs_parser_and_our_checks_with_the_pa
         f"engines/openrlhf_{layout}.gin",
         *(["recipes/lora.gin"] if layout == "1gpu_24gb" else []),
     ]
-    x = config.load(files, ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'"])
-    args = launch.parse(x, "model", Path("state"), resume=False)
-    launch._check_shapes(x, args)
-    assert launch.needed_gpus(args) == hours.step_of(x, 10**9, hours.CARDS["A100"])[1]
+    experiment = config.load(files, ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'"])
+    args = launch.parse(experiment, "model", Path("state"), resume=False)
+    launch._check_shapes(experiment, args)
+    assert launch.needed_gpus(args) == hours.step_of(experiment, 10**9, hours.CARDS["A100"])[1]
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_a_batch_that_the_ranks_divide_is_a_multiple_of_the_smallest_one(ranks, 
     sizes = {"train.micro_batch_size": train, "rollout.micro_batch_size": rollout}
     sizes = {"actor.num_gpus_per_node": ranks, **{flag: size for flag, size in sizes.items() if size}}
     bindings = [f"train.group_size = {k}", f"Optimizer.steps_per_batch = {steps}", "train.engine = 'openrlhf'"]
-    x = config.load(["base.gin"], [*bindings, f"OpenRLHF.flags = {sizes!r}"])
+    experiment = config.load(["base.gin"], [*bindings, f"OpenRLHF.flags = {sizes!r}"])
     train = train or 1  # OpenRLHF's default
     fit = [n for n in range(1, 500) if n * k % (ranks * rollout) == n % steps == n * k // steps % (ranks * train) == 0]
-    assert fit == [*range(divisible_questions(x), 500, divisible_questions(x))]
+    assert fit == [*range(divisible_questions(experiment), 500, divisible_questions(experiment))]
 
 
 @pytest.mark.parametrize(("version", "fits"), [((3, 11, 7), True), ((3, 12, 0), True), ((3, 13, 0), False)])
@@ -64,11 +64,11 @@ def test_a_python_that_openrlhf_has_no_build_for_is_named_with_those_it_has(vers
 
 
 def test_a_wrong_python_is_named_before_the_package_that_it_cannot_install(monkeypatch):
-    x = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"])
+    experiment = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"])
     monkeypatch.setattr(launch.sys, "version_info", (3, 13, 1, "final", 0))
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(launch.LaunchError, match=r"Python 3\.13"):
-        launch.prepare(x.openrlhf)
+        launch.prepare(experiment.openrlhf)
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
@@ -79,7 +79,7 @@ def test_expandable_segments_are_refused_where_weights_go_by_cuda_ipc(name, monk
     assert "train.colocate_all" in reason
     monkeypatch.setenv(name, "expandable_segments:True")
     with pytest.raises(launch.LaunchError, match="expandable_segments"):
-        launch._check_node(experiment("8gpu"), colocated, str(raw_model))
+        launch._check_node(load("8gpu"), colocated, str(raw_model))
 
 
 @pytest.mark.parametrize(
@@ -97,5 +97,5 @@ def test_expandable_segments_pass_where_they_are_off_or_nothing_is_shared(flags,
 
 def test_too_little_memory_is_a_warning_and_does_not_stop_the_run(monkeypatch, caplog, raw_model):
     monkeypatch.setattr(memory, "gpu_bytes", lambda: 4e9)
-    launch._check_node(experiment("8gpu"), arguments("8gpu", *small_bindings(raw_model)), str(raw_model))
+    launch._check_node(load("8gpu"), arguments("8gpu", *small_bindings(raw_model)), str(raw_model))
     assert "vllm.gpu_memory_utilization = 0.6 of 4.0 GB" in caplog.text

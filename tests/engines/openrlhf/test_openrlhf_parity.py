@@ -89,8 +89,8 @@ ONE_BY_ONE = {"train.micro_batch_size": 1}
     ids=lambda flags: "-".join(flag.rpartition(".")[2] for flag in flags),
 )
 def test_a_single_pass_records_log_probs_and_entropies_before_its_optimiser_step(warm_model, flags):
-    """To the bit if a row has a pass of its own; beside other rows bfloat16 rounds differently. Short groups are filled
-    up, a row could not be graded, and layers that are computed twice record their values once."""
+    """Bit-identical ones, if a row has a pass of its own; beside other rows bfloat16 rounds differently. Short groups
+    are filled up, a row could not be graded, and layers that are computed twice record their values once."""
     batch = mixed_batch(make_engine(warm_model), n=8, beside=1)
     batch.rows[0][1] = replace(batch.rows[0][1], in_loss=False, advantage=0.0)
     loss = MixedPolicyLoss(response_length=24, entropy_coef=0.01)

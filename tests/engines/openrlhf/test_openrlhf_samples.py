@@ -253,7 +253,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     trainer.prompts, trainer.tokenizer = PromptEncoder(Prompts(max_tokens=32), tokenizer), tokenizer
     trainer.sampler = sampler(engines)
     trainer.player = None
-    trainer.x = SimpleNamespace(sampling=Sampling(), settings=SimpleNamespace(seed=0))
+    trainer.experiment = SimpleNamespace(sampling=Sampling(), settings=SimpleNamespace(seed=0))
     trainer.args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False))
     names = ["-".join(map(str, trainer.prompts.encode(question))) for question in questions]
     (folder / f"go-{names[-1]}").touch()
