@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from ..records import Verdict
-from .answer import Answer, Graded, logs_of
+from .answer import Answer, Graded, logs_of, single
 from .pool.pool import NoGrader
 
 _PAUSE = 0.5  # seconds before the second try; twice as long before each further one
@@ -135,8 +135,7 @@ def _read(answer: Any, count: int, url: str, success_at: float) -> list[Graded]:
 
 
 def _number(value: Any) -> float | None:
-    while isinstance(value, list) and len(value) == 1:
-        value = value[0]
+    value = single(value)
     fine = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if fine else None
 
