@@ -235,10 +235,5 @@ def _run(path: str, memory: int, theirs: socket.socket, started: Future[subproce
     process.wait()
 
 
-_processes = Owned(EpisodeProcesses.close)
-close_episodes = _processes.close
-
-
-def episode_processes(path: str, timeout: float, memory: int) -> EpisodeProcesses:
-    """This process's for these settings."""
-    return _processes.get((path, timeout, memory), lambda: EpisodeProcesses(path, timeout, memory))
+episode_processes = Owned(EpisodeProcesses.close)
+close_episodes = episode_processes.close
