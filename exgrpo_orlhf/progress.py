@@ -58,13 +58,6 @@ def score_name(metrics: Iterable[str]) -> str | None:
     return min(filter(_SCORE.fullmatch, metrics), default=None)
 
 
-def validation_accuracy(metrics: Mapping[str, float]) -> tuple[str, float] | None:
-    """What an evaluation calls its score, and the score; None in a step without one."""
-    if (name := score_name(metrics)) is None:
-        return None
-    return "greedy accuracy" if "greedy" in name else f"validation {name.rpartition('/')[2]}", metrics[name]
-
-
 def evaluations_left(step: int, steps: int, every: int | None) -> int:
     """How many evaluations follow step `step`: one in every `every` steps, and one at the end."""
     return 0 if every is None or step >= steps else -(-steps // every) - step // every
@@ -90,8 +83,11 @@ class Progress:
         self.evaluation = metrics.get("time/evaluation", self.evaluation)
         self.took.append(now - self.last - metrics.get("time/evaluation", 0.0))
         self.last = now
-        accuracy = validation_accuracy(metrics)
-        if now - self.shown < 5 and step < self.steps and accuracy is None:
+        score = ""
+        if name := score_name(metrics):
+            label = "greedy accuracy" if "greedy" in name else f"validation {name.rpartition('/')[2]}"
+            score = f"  {label} {metrics[name]:.3f}"
+        if now - self.shown < 5 and step < self.steps and not score:
             return
         self.shown = now
         left = sum(self.took) / len(self.took) * (self.steps - step)
@@ -105,7 +101,7 @@ class Progress:
             100 * metrics.get("replay/actual_share", 0),
             metrics.get("replay/trajectories", 0),
             metrics.get("replay/retired", 0),
-            "" if accuracy is None else f"  {accuracy[0]} {accuracy[1]:.3f}",
+            score,
             metrics["time/step"],
             *divmod(round(left), 60),
         )

@@ -57,6 +57,14 @@ class StopRequest:
         signal.signal(number, before)
 
 
+def described(status: int) -> str:
+    """How a process has ended. status: its exit status, or minus the number of the signal that killed it"""
+    if status >= 0:
+        return f"exit status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"killed by {names.get(-status, f'signal {-status}')}"
+
+
 def _leave_closed_terminal() -> None:
     """Redirect what is open on a closed terminal to /dev/null: writing to it is an error, which would end the run."""
     null = os.open(os.devnull, os.O_RDWR)

@@ -70,8 +70,9 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     import torch
 
     from exgrpo_orlhf.progress import duration
+    from exgrpo_orlhf.stopping import described
     from exgrpo_orlhf.study.parent import PARENT_TAG, Parent
-    from exgrpo_orlhf.study.runner import Runner, described
+    from exgrpo_orlhf.study.runner import Runner
     from exgrpo_orlhf.study.runs import RunProgress, seconds_left, table
     from exgrpo_orlhf.tracking.client import own_tags
 

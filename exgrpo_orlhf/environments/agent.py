@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..rewards.answer import logs_of
+from ..rewards.answer import logs_of, single
 from ..rewards.sandbox.function import load_file, placed
 
 _RESET, _STEP = ("observation",), ("rewards", "environment_feedback", "done")
@@ -124,7 +124,7 @@ class Agent:
         [logs], left_out = logs_of(result.get("extra_logs"), 1)
         if left_out:
             _warn_once(1, f"left out: {left_out}")
-        done = _plain(result["done"])
+        done = single(result["done"])
         if not isinstance(done, bool | int) or done not in (0, 1):
             raise BadResult(f"step returned 'done' = {result['done']!r:.80}; expected True or False")
         return {
@@ -154,16 +154,8 @@ def _listed(names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _plain(value: Any) -> Any:
-    """The number in a tensor or an array of one element; anything else as it is."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    while isinstance(value, list | tuple) and len(value) == 1:
-        value = value[0]
-    return value
-
-
 def _number(result: Mapping[str, Any], name: str) -> float:
-    number = _plain(result[name])
+    number = single(result[name])
     if not isinstance(number, int | float) or not math.isfinite(number):
         raise BadResult(f"step returned {name!r} = {result[name]!r:.80}; expected one finite number")
     return float(number)

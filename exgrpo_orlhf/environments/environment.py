@@ -61,7 +61,8 @@ class Environment:
         """This process's, made at their first use. Raises ValueError where there is no environment."""
         if self.path is None:
             raise ValueError("Environment.path is None: there is no environment to run")
-        return episode_processes(self.file(), self.timeout, self.memory)
+        settings = self.file(), self.timeout, self.memory
+        return episode_processes.get(settings, lambda: EpisodeProcesses(*settings))
 
     def file(self) -> str:
         """The path, of a file of this package its whole one."""

@@ -7,7 +7,6 @@ whatever the size of the states. One request is under way at a time, so both use
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import pickle
@@ -16,21 +15,19 @@ import select
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from ..rewards.pool.pool import Owned, start_worker
 
 _START_TIMEOUT = 180.0  # seconds that the user's file may take to load, on a busy machine
 _END_TIMEOUT = 5.0  # seconds for the end of all episodes
 CONTENT = struct.calcsize("d")  # where states and results lie in the file, behind the time at which its process began
 _FILES = 2**16  # file descriptors: an episode takes two here and two in the process that forks
-_ROOT = Path(__file__).resolve().parents[2]
-_COMMAND = "from exgrpo_orlhf.environments.worker import main; main()"
 
 
 class NoEnvironment(ValueError):
@@ -226,19 +223,11 @@ class EpisodeProcesses:
 
 
 def _run(path: str, memory: int, theirs: socket.socket, started: Future[subprocess.Popen[bytes]]) -> None:
-    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT)]
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     fixed = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # a seed also repeats the order of a set of texts
     try:
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _COMMAND, path, *map(str, (memory, os.getpid(), theirs.fileno()))],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a user's file prints
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C goes to the caller alone
-                env={**os.environ, **threads, **fixed, "PYTHONPATH": os.pathsep.join(paths)},
-            )
+            arguments = [path, str(memory)]
+            process = start_worker("exgrpo_orlhf.environments.worker", arguments, [theirs.fileno()], fixed)
     except BaseException as error:
         started.set_exception(error)
         return
@@ -246,31 +235,5 @@ def _run(path: str, memory: int, theirs: socket.socket, started: Future[subproce
     process.wait()
 
 
-_processes: dict[tuple[str, float, int], EpisodeProcesses] = {}
-_processes_lock = threading.Lock()
-
-
-def episode_processes(path: str, timeout: float, memory: int) -> EpisodeProcesses:
-    """This process's for these settings, made at their first use."""
-    with _processes_lock:
-        return _processes.setdefault((path, timeout, memory), EpisodeProcesses(path, timeout, memory))
-
-
-def close_episodes() -> None:
-    """Kill every episode of this process. The next one that begins starts a new process."""
-    with _processes_lock:
-        processes = list(_processes.values())
-        _processes.clear()
-    for each in processes:
-        each.close()
-
-
-def _forget() -> None:
-    """After a fork: the episodes belong to the parent."""
-    global _processes_lock
-    _processes_lock = threading.Lock()
-    _processes.clear()
-
-
-atexit.register(close_episodes)
-os.register_at_fork(after_in_child=_forget)
+episode_processes = Owned(EpisodeProcesses.close)
+close_episodes = episode_processes.close

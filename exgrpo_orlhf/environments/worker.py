@@ -33,6 +33,7 @@ from numpy import random as numpy_random  # takes 13 ms, which no episode should
 
 from ..rewards.sandbox.function import placed
 from ..rewards.sandbox.namespaces import end_with_parent
+from ..stopping import described
 from .agent import Agent, BadResult, load_agent
 from .episodes import CONTENT
 
@@ -131,9 +132,8 @@ def _kill(pid: int) -> None:
 
 def _reap(child: _Child) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-    names = {each.value: each.name for each in signal.Signals}
-    how = f"killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit status {code}"
-    reason = "out of memory (Environment.memory)" if code == _OUT_OF_MEMORY else f"its process ended: {how}"
+    ended = f"its process ended: {described(code)}"
+    reason = "out of memory (Environment.memory)" if code == _OUT_OF_MEMORY else ended
     with contextlib.suppress(OSError):  # closed at the other end, or full of what the user's code wrote there
         child.socket.send(reason.encode(), socket.MSG_DONTWAIT)
     child.socket.close()

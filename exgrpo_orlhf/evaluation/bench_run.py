@@ -22,7 +22,7 @@ from . import folder
 from .backends import GenerationEngine, GenerationRequest, Key
 from .episodes import EpisodeEngine
 from .evaluated_model import RequestBuilder
-from .grading import check_golds, graded, verdicts_of
+from .grading import check_golds, graded, verdicts
 from .results import summarise
 from .samples import Sample, SampleFile, prompt_hash
 from .session import git_commit, now, versions
@@ -112,8 +112,6 @@ def evaluate(
     """Evaluate, or continue the evaluation in a folder.
 
     Args:
-        plan: what to evaluate.
-        out: the folder.
         engine: makes the engine; called only if a response is missing.
         stop: a signal ends the evaluation after the responses under way.
 
@@ -187,8 +185,9 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> I
     samples, count = file.read(), 0
     while batch := list(islice(samples, _BATCH)):
         pairs = [(Question(each["id"], each["question"], each["gold"], name), each["response"]) for each in batch]
-        for sample, verdicts in zip(batch, verdicts_of(verifier, pairs, plain), strict=True):
-            yield {**sample, **verdicts}  # type: ignore[typeddict-item]
+        fields = verdicts(verifier, pairs, verifier.grade_all(pairs), plain)
+        for sample, graded_fields in zip(batch, fields, strict=True):
+            yield {**sample, **graded_fields}  # type: ignore[typeddict-item]
         count += len(batch)
         log.info("%s: %d/%d responses graded", name, count, len(file.done))
 

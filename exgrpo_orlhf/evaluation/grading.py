@@ -40,16 +40,12 @@ def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> N
                 raise BenchmarkError(f"{where}: row {row} has no answer of that kind: {question.answer!r:.80}")
 
 
-def verdicts_of(verifier: Verifier, pairs: Sequence[tuple[Question, str]], plain: bool) -> list[dict[str, Any]]:
+def verdicts(
+    verifier: Verifier, pairs: Sequence[tuple[Question, str]], grades: Sequence[Grade], plain: bool
+) -> list[dict[str, Any]]:
     """The fields of a sample that grading gives: extracted, verdict, sound, and plain, which is the verdict of
     math-verify's plain recipe, None if it is not requested or cannot differ.
     """
-    return _verdicts(verifier, pairs, verifier.grade_all(pairs), plain)
-
-
-def _verdicts(
-    verifier: Verifier, pairs: Sequence[tuple[Question, str]], grades: Sequence[Grade], plain: bool
-) -> list[dict[str, Any]]:
     others: list[str | None] = [None] * len(grades)
     if plain and verifier.kind in _TWO_GRADERS:
         others = [grade.verdict for grade in replace(verifier, kind="math_verify").grade_all(pairs)]
@@ -67,9 +63,9 @@ def graded(
     left = iter(verifier.grade_all([pair for pair, one in zip(pairs, responses, strict=True) if one.grade is None]))
     grades = [one.grade or next(left) for one in responses]
     verifier.check_failed(grades)
-    verdicts_of_all = _verdicts(verifier, pairs, grades, plain)
     samples = []
-    for response, (question, _), verdicts in zip(responses, pairs, verdicts_of_all, strict=True):
+    fields = verdicts(verifier, pairs, grades, plain)
+    for response, (question, _), graded_fields in zip(responses, pairs, fields, strict=True):
         request = response.request
         _, row, sample = request.key
         line: Any = {
@@ -81,7 +77,7 @@ def graded(
             "prompt": request.prompt,
             "gold": question.answer,
             "response": response.text,
-            **verdicts,
+            **graded_fields,
             "prompt_tokens": response.prompt_tokens or len(request.prompt_ids),
             "response_tokens": response.tokens,
             "finish": response.finish,

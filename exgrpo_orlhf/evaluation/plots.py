@@ -144,7 +144,8 @@ def intervals(rows: Sequence[tuple[str, Sequence[Point]]], label: str) -> str:
     """Points with their intervals, one a line, under the name of their row; hollow for a part of the questions."""
     line, gap, size = 19, 13, 11
     names = [wrapped(name, 240, size) for name, _ in rows]
-    heights = [_height(name, size, line * len(points)) for name, (_, points) in zip(names, rows, strict=True)]
+    text_heights = [size * LINE * (name.count("\n") + 1) for name in names]
+    heights = [max(line * len(points), text) for text, (_, points) in zip(text_heights, rows, strict=True)]
     height = sum(heights) + gap * len(rows)
     estimates = [(estimate, part) for _, points in rows for _, _, estimate, part in points if estimate]
     top = top_of([estimate["high"] for estimate, _ in estimates])
@@ -162,11 +163,6 @@ def intervals(rows: Sequence[tuple[str, Sequence[Point]]], label: str) -> str:
             axes.axhline(y - gap / 2, color=PALETTE["line"], linestyle=":", linewidth=1)
         axes.set_yticks(places, names, color=PALETTE["ink"], fontsize=size)
         return chart.svg(label, "intervals")
-
-
-def _height(name: str, size: float, least: float) -> float:
-    """Of a row with a name of several lines."""
-    return max(least, size * LINE * (name.count("\n") + 1))
 
 
 def _numbers(estimate: dict[str, Any], part: str | None) -> str:

@@ -36,9 +36,11 @@ def versions() -> dict[str, str]:
 def hardware() -> dict[str, Any]:
     import torch
 
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n")
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]  # none on ARM
     return {
         "system": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
         "gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
@@ -58,11 +60,3 @@ def git_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{commit}-dirty" if changed else commit
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -88,11 +88,9 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
     """The set from the first place that has it: the folders, the folder of its block, datasets/, the hub.
 
     Args:
-        benchmark: the block.
         folders: where to look first.
         limit: at most that many questions, chosen by their hashes: spread over the set, the same in every run, and a
             subset of those of any larger limit.
-        hub: whether to look on the hub.
 
     Raises:
         Unavailable: no place has the set.
@@ -184,9 +182,9 @@ def _from_hub(benchmark: Benchmark, public: PublicSet, places: Sequence[Path]) -
             f"scripts/prepare_data.py --only {public.name}, where there is a network and access, it becomes "
             f"{public.name}.parquet: --data FOLDER"
         ) from error
-    _check_columns(public.id, public.columns, table.column_names, f"correct {binding}")
+    _check_columns(public.id, public.convert.columns, table.column_names, f"correct {binding}")
     by = (benchmark.by,) if benchmark.by in table.column_names else ()
-    rows = table_rows(table, (*public.columns, *filter(None, by)))
+    rows = table_rows(table, (*public.convert.columns, *filter(None, by)))
     return _questions(benchmark, rows, public.convert, public.id)
 
 

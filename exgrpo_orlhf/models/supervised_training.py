@@ -45,7 +45,8 @@ class SupervisedTraining:
     def __init__(self, model: PreTrainedModel, rows: Sequence[ForwardRow], settings: Any) -> None:
         """settings: the `SupervisedModel`, whose module imports this one"""
         self.model, self.rows, self.done, self._settings = model, rows, 0, settings
-        self.steps = settings.epochs * self._steps_of_an_epoch()
+        self._steps_of_an_epoch = math.ceil(len(rows) / settings.batch_size)
+        self.steps: int = settings.epochs * self._steps_of_an_epoch
         machine = settings.machine
         self.forward = PolicyForward(model, 1.0, dtype_of(machine.dtype, model.device))
         # No prompt comes twice, but of a model with large products a packed pass takes 0.9 of the time of padded ones.
@@ -58,12 +59,9 @@ class SupervisedTraining:
         shape = partial(rate_share, steps=self.steps, warmup=warmup, schedule=settings.schedule)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimiser, lambda done: shape(done + 1))
 
-    def _steps_of_an_epoch(self) -> int:
-        return math.ceil(len(self.rows) / int(self._settings.batch_size))
-
     def batch(self, step: int) -> list[int]:
         """The rows of an optimiser step, counted from 1. Each epoch has its own order, of this seed alone."""
-        epoch, place = divmod(step - 1, self._steps_of_an_epoch())
+        epoch, place = divmod(step - 1, self._steps_of_an_epoch)
         size = self._settings.batch_size
         order = np.random.default_rng([self._settings.seed, epoch]).permutation(len(self.rows))
         return [int(i) for i in order[place * size : (place + 1) * size]]

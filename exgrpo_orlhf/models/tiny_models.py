@@ -40,24 +40,6 @@ _WIDTH = Bound("must be a positive multiple of 32", lambda value: type(value) is
 _RATE = Bound("must be between 0 and 1", lambda value: type(value) is float and 0 < value < 1)
 
 
-def character_tokenizer(vocabulary: tuple[str, ...], positions: int) -> "Qwen2Tokenizer":
-    """One token per character, no special tokens added; characters outside the vocabulary are dropped.
-
-    It is Qwen2's own class, because AutoTokenizer loads the tokenizer of any Qwen2 model as that class. Its byte-pair
-    encoding without merges gives one token per character.
-    """
-    return transformers.Qwen2Tokenizer(
-        vocab={token: i for i, token in enumerate(vocabulary)},
-        merges=[],
-        unk_token=PAD,  # without one the class would add a token; nothing is ever encoded as it
-        pad_token=PAD,
-        eos_token=END,
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        model_max_length=positions,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class WarmedUpModel(ABC):
     """Base of the tiny models. A task's class adds the texts that are taught (`_texts`), all of the training split.
@@ -93,8 +75,23 @@ class WarmedUpModel(ABC):
         settings = dataclasses.asdict(self) | {"format": self.format}
         return {name: value for name, value in settings.items() if name != "cache"}
 
-    def tokenizer(self) -> "Qwen2Tokenizer":
-        return character_tokenizer(self.vocabulary, self.positions)
+    @classmethod
+    def tokenizer(cls) -> "Qwen2Tokenizer":
+        """One token per character, no special tokens added; characters outside the vocabulary are dropped.
+
+        It is Qwen2's own class, because AutoTokenizer loads the tokenizer of any Qwen2 model as that class. Its
+        byte-pair encoding without merges gives one token per character.
+        """
+        return transformers.Qwen2Tokenizer(
+            vocab={token: i for i, token in enumerate(cls.vocabulary)},
+            merges=[],
+            unk_token=PAD,  # without one the class would add a token; nothing is ever encoded as it
+            pad_token=PAD,
+            eos_token=END,
+            padding_side="left",
+            clean_up_tokenization_spaces=False,
+            model_max_length=cls.positions,
+        )
 
     @abstractmethod
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
@@ -285,6 +282,4 @@ class GymModel(WarmedUpModel):
         return [self._examples[i] for i in rng.integers(self.count, size=self.batch_size)]
 
 
-def chain_tokenizer() -> "Qwen2Tokenizer":
-    """The tokenizer of modular chains."""
-    return character_tokenizer(ChainModel.vocabulary, ChainModel.positions)
+chain_tokenizer = ChainModel.tokenizer

@@ -38,11 +38,6 @@ class PublicSet:
     revision: str | None = None
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that the conversion reads."""
-        return self.convert.columns
-
-    @property
     def rows_text(self) -> str:
         low, high = self.rows
         return f"{low:,}" if low == high else f"{low:,} to {high:,}"

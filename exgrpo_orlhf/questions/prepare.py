@@ -58,7 +58,7 @@ def prepare(
         where, revision = public.id, commit(public.id, bound_revision, _CATALOGUE)
     table = load_table(where, public.subset, public.split, revision, _CATALOGUE)
     names = table.column_names
-    if missing := [column for column in public.columns if column not in names]:
+    if missing := [column for column in public.convert.columns if column not in names]:
         raise ValueError(
             f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are {', '.join(names)}: it has "
             f"changed since its entry {public.name!r} in {_CATALOGUE} was written; fix the entry, or pin an earlier "
@@ -70,7 +70,7 @@ def prepare(
             f"{public.id}, split {public.split!r}, has {len(table):,} rows, and {public.rows_text} are expected: the "
             f"set has changed, or the copy is incomplete; look at it, then accept it with --any-rows"
         )
-    rows, dropped = convert(public, table.select_columns(list(public.columns)), drop_system)
+    rows, dropped = convert(public, table.select_columns(list(public.convert.columns)), drop_system)
     with replacing(path) as partial:
         pq.write_table(pa.Table.from_pylist(rows), partial)
         questions = QuestionFile(str(partial)).load()  # raises unless the file is a question set
@@ -112,7 +112,7 @@ def convert(
             system = [] if drop_system else own_system(row)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise ValueError(
-                f"{public.id}, row {index}: not of the form expected of {', '.join(public.columns)} "
+                f"{public.id}, row {index}: not of the form expected of {', '.join(public.convert.columns)} "
                 f"({type(error).__name__}: {error}): {str(dict(row))[:200]}"
             ) from error
         if question.strip() and answer.strip():
@@ -127,7 +127,7 @@ def convert(
         left_out = ", ".join(f"{n} {why}" for why, n in dropped.items())
         raise ValueError(
             f"{public.id}: of {len(consistent) + n_dropped:,} rows {left_out or 'none is there'}; do "
-            f"{', '.join(public.columns)} still hold what they did? See {_CATALOGUE}"
+            f"{', '.join(public.convert.columns)} still hold what they did? See {_CATALOGUE}"
         )
     rows = [
         {

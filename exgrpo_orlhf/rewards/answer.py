@@ -57,6 +57,14 @@ def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]]
     return logs, f"extra_logs without a finite number for each query: {', '.join(bad)}" if bad else None
 
 
+def single(value: Any) -> Any:
+    """What a tensor, an array or a list of one element holds; of anything else the value, a tensor as a list."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    while isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    return value
+
+
 @cache
 def warn_once(reason: str) -> None:
     """Log what was left out, once in a process."""

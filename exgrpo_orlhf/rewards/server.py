@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from ..records import Verdict
-from .answer import Answer, Graded, logs_of
+from .answer import Answer, Graded, logs_of, single
 from .pool.pool import NoGrader
 
 _PAUSE = 0.5  # seconds before the second try; twice as long before each further one
@@ -51,7 +51,7 @@ class RewardServer:
                 self._client.get(url, timeout=self.timeout)  # whatever it answers
                 return
             except httpx.HTTPError as error:
-                faults.append(f"{url}: {_words(error)}")
+                faults.append(f"{url}: {error_text(error)}")
         raise NoGrader(f"Verifier.url: no reward server answers ({'; '.join(faults)})")
 
     def submit(self, answers: Sequence[Answer], times: float = 1.0) -> list[Future[Graded]]:
@@ -100,7 +100,7 @@ class RewardServer:
                 text = error.response.text[:_SHOWN]
                 verdict, reason = "error", f"{url} answered {error.response.status_code}: {text!r}"
             except httpx.HTTPError as error:
-                verdict, reason = "error", f"{url}: {_words(error)}"
+                verdict, reason = "error", f"{url}: {error_text(error)}"
             except ValueError as error:  # no JSON, or not what was asked for
                 verdict, reason = "error", f"{url} answered what cannot be read: {error}"
         return [Graded(verdict, None, reason=reason)] * len(answers)
@@ -135,8 +135,7 @@ def _read(answer: Any, count: int, url: str, success_at: float) -> list[Graded]:
 
 
 def _number(value: Any) -> float | None:
-    while isinstance(value, list) and len(value) == 1:
-        value = value[0]
+    value = single(value)
     fine = isinstance(value, int | float) and math.isfinite(value)
     return float(value) if fine else None
 
@@ -146,7 +145,8 @@ def _text(answer: Answer) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(content for _, content in prompt)
 
 
-def _words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """Its class and its message, if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

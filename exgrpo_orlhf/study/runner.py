@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from ..progress import duration
-from ..stopping import StopRequest
+from ..stopping import StopRequest, described
 from .runs import RunProgress, StudyRun, in_use, seconds_left
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,3 @@ class Runner:
             if left is None
             else f"; {duration(left)} left, until {datetime.now() + timedelta(seconds=left):%a %H:%M}",
         )
-
-
-def described(status: int) -> str:
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

@@ -100,16 +100,6 @@ class Scene:
         parts = [self.beginnings[plot[0]], *(self.events[event] for event in plot[1:-1]), self.endings[plot[-1]]]
         return [part[split] for part in parts]
 
-    def plots(self, steps: int) -> list[Plot]:
-        """All plots with this many calculations. No event occurs twice."""
-        return [
-            plot
-            for count in range(steps + 1)
-            for events in itertools.permutations(self.events, count)
-            for plot in itertools.product(self.beginnings, *([event] for event in events), self.endings)
-            if sum(len(calculations(part)) for part in plot) == steps
-        ]
-
 
 @cache
 def scenes() -> dict[str, Scene]:
@@ -119,8 +109,16 @@ def scenes() -> dict[str, Scene]:
 
 
 @cache
-def _plots(name: str, steps: int) -> list[Plot]:
-    return scenes()[name].plots(steps)
+def plots(name: str, steps: int) -> list[Plot]:
+    """All plots of a scene with this many calculations. No event occurs twice."""
+    scene = scenes()[name]
+    return [
+        plot
+        for count in range(steps + 1)
+        for events in itertools.permutations(scene.events, count)
+        for plot in itertools.product(scene.beginnings, *([event] for event in events), scene.endings)
+        if sum(len(calculations(part)) for part in plot) == steps
+    ]
 
 
 def calculations(part: str) -> list[tuple[str, ...]]:
@@ -175,8 +173,8 @@ def tell(rng: np.random.Generator, steps: int, split: Split) -> tuple[str, list[
     """
     while True:
         name = str(rng.choice([*scenes()]))
-        plots = _plots(name, steps)
-        plot = plots[rng.integers(len(plots))]
+        possible = plots(name, steps)
+        plot = possible[rng.integers(len(possible))]
         for _ in range(_TRIES):
             if (drawn := _draw_numbers(rng, plot)) and split_of(drawn[1]) == split:
                 numbers, calculated = drawn

@@ -55,13 +55,7 @@ _BULLET = re.compile(r"^[ \t]*+[-*][ \t]++", re.MULTILINE)
 _TOKEN = re.compile(rf"({_NUMBER}|[-+*/=])|(?<=[0-9 ])([xX])(?=[0-9 ])|[ \t$]++|(.)", re.DOTALL)
 
 
-def draw_problem(rng: np.random.Generator, steps: int, split: Split, calls: bool = False) -> tuple[Question, str]:
-    """A random question of the split with this many calculations, and its worked solution."""
-    prompt, done = tell(rng, steps, split)
-    return Question.make(SOURCE, prompt, str(done[-1][3]), {"steps": steps}), write_solution(done, calls)
-
-
-def write_solution(steps: Sequence[Step], calls: bool = False) -> str:
+def write_solution(steps: Sequence[Step], calls: bool) -> str:
     """The worked solution, without end token. calls: as in `WordProblems`"""
     begin, end = ("<calc>", "</calc>") if calls else ("", "")
     stated = "".join(f"{begin}{left} {operator} {right}{end} = {result}. " for left, operator, right, result in steps)
@@ -131,7 +125,9 @@ class WordProblems(MadeQuestions):
         return f"{level} calculations"
 
     def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str]:
-        return draw_problem(rng, level, self.split, self.calls)
+        prompt, steps = tell(rng, level, self.split)
+        question = Question.make(SOURCE, prompt, str(steps[-1][3]), {"steps": level})
+        return question, write_solution(steps, self.calls)
 
 
 def _numbers(question: Question) -> set[Fraction]:

@@ -193,7 +193,7 @@ class MlflowTracker:
             self._client = connect(self._uri)
         from mlflow.entities import Param, RunTag
 
-        run = self._known_run() or self._begun_run()
+        run = self._run()
         if run.info.lifecycle_stage == "deleted":
             raise RuntimeError(
                 f"run {run.info.run_id} is deleted; `mlflow runs restore --run-id {run.info.run_id}` brings it back"
@@ -229,19 +229,13 @@ class MlflowTracker:
         self._system = monitor(self.run_id, SYSTEM_SECONDS, resume_logging=True, tracking_uri=self._uri)
         self._system.start()
 
-    def _known_run(self) -> Any:
-        if self.run_id is None:
-            return None
-        run = find_run(self._client, self.run_id)
-        if run is None:
-            logger.warning(
-                "MLflow at %s has no run %s; all steps go to another run there",
-                *(without_password(self._uri), self.run_id),
-            )
-        return run
-
-    def _begun_run(self) -> Any:
-        """The run this log has begun on this server, else a new one."""
+    def _run(self) -> Any:
+        """The run of the checkpoint, else the one that this log has begun on this server, else a new one."""
+        if self.run_id is not None:
+            if run := find_run(self._client, self.run_id):
+                return run
+            where = without_password(self._uri)
+            logger.warning("MLflow at %s has no run %s; all steps go to another run there", where, self.run_id)
         experiment = experiment_id(self._client, self._uri, self._settings.experiment)
         begun = tagged_run(self._client, [experiment], LOG_TAG, self._tags[LOG_TAG])
         return begun or self._client.create_run(experiment, self._started, self._tags, self._run_name)

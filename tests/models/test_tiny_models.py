@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from exgrpo_orlhf.models import tiny_models
 from exgrpo_orlhf.models.tiny_models import END, PAD, ChainModel, GymModel, chain_tokenizer
 from exgrpo_orlhf.tasks.modular_chains import PRESETS, Beliefs, ModularChains, right_reasoning
 from exgrpo_orlhf.tasks.reasoning_gym import ReasoningGym
@@ -148,7 +147,7 @@ def test_an_interrupted_warm_up_leaves_nothing(tmp_path, monkeypatch, moment):
 
 
 def exit_while_saving(model: ChainModel) -> None:
-    tiny_models.character_tokenizer = lambda *_: os._exit(9)  # the network is on disk by then
+    PreTrainedTokenizerFast.save_pretrained = lambda *_: os._exit(9)  # the network is on disk by then
     model.prepare()
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import httpx
 
+from ...rewards.server import error_text
 from . import GO_ON, EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
@@ -63,7 +64,7 @@ class ServerEngine:
         try:
             answer = httpx.get(f"{self.base_url}/models", headers=self._headers, timeout=30.0)
         except httpx.TransportError as error:
-            raise EngineFailure(f"{self._where}: no server answers: {_words(error)}") from error
+            raise EngineFailure(f"{self._where}: no server answers: {error_text(error)}") from error
         if answer.status_code == 404:
             raise EngineFailure(f"{self._where}/models is not there; the address usually ends in /v1")
         if answer.status_code != 200:
@@ -103,7 +104,7 @@ class ServerEngine:
                     f"{self.concurrency}, or --max-tokens less; {GO_ON}"
                 ) from error
             except httpx.TransportError as error:
-                trouble = _words(error)
+                trouble = error_text(error)
             else:
                 if answer.status_code == 200:
                     return answer
@@ -161,10 +162,6 @@ class ServerEngine:
         if not self._client.is_closed:
             self._stream.run(self._client.aclose())
             self._stream.close()
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _message(answer: httpx.Response) -> str:

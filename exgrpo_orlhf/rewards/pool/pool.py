@@ -22,14 +22,14 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..answer import Answer, Graded
 from .worker import KILLED
@@ -40,9 +40,9 @@ _CHUNK = 8  # answers sent at a time: messages cost little beside grading, and f
 _TRIES = 3  # processes that may be lost on an answer through no fault that is known of it before it is given up
 _START_TIMEOUT = 180.0  # seconds that a worker may take to import what it needs, on a busy machine
 _ROOT = Path(__file__).resolve().parents[3]
-_COMMAND = "from exgrpo_orlhf.rewards.pool.worker import main; main()"
 
 Reply = tuple[Any, ...]  # see worker.py
+Owner = TypeVar("Owner")
 
 
 class GradingError(ValueError):
@@ -236,18 +236,9 @@ class _Process:
         self._connection, theirs = Pipe()
         self._answers = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (it lives as long as the process)
         self._settings, self._fork = settings, 0
-        paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT)]
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        fds = (theirs.fileno(), self._answers.fileno())
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _COMMAND, json.dumps(settings), *map(str, (os.getpid(), *fds))],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a user's function prints
-                pass_fds=fds,
-                start_new_session=True,  # Ctrl-C goes to the caller alone
-                env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)},
-            )
+            fds = (theirs.fileno(), self._answers.fileno())
+            self._process = start_worker("exgrpo_orlhf.rewards.pool.worker", [json.dumps(settings)], fds)
         self.pid = self._process.pid
 
     def receive(self, timeout: float) -> Reply | None:
@@ -308,35 +299,61 @@ class _Process:
         self._answers.close()
 
 
-_pools: dict[str, Pool] = {}
-_pools_lock = threading.Lock()
+def start_worker(
+    module: str, arguments: Sequence[str], fds: Sequence[int], environment: Mapping[str, str] = {}
+) -> subprocess.Popen[bytes]:
+    """A process that runs the module's main() with these arguments, this process's id and the descriptors, which it
+    inherits. environment: more variables"""
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT)]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    command = f"from {module} import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", command, *arguments, *map(str, (os.getpid(), *fds))],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # what a user's file prints
+        pass_fds=fds,
+        start_new_session=True,  # Ctrl-C goes to the caller alone
+        env={**os.environ, **threads, **environment, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+class Owned(Generic[Owner]):
+    """This process's owners of worker processes, one for each key, made at their first use.
+
+    They are closed when it ends. A fork of it has none: no threads of theirs, and the workers belong to its parent.
+    """
+
+    def __init__(self, close: Callable[[Owner], None]) -> None:
+        self._close, self._owners = close, dict[Any, Owner]()
+        self._forget()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def get(self, key: Any, make: Callable[[], Owner], usable: Callable[[Owner], bool] = lambda owner: True) -> Owner:
+        with self._lock:
+            if key not in self._owners or not usable(self._owners[key]):
+                self._owners[key] = make()
+            return self._owners[key]
+
+    def close(self) -> None:
+        """Kill every worker. The next use starts new ones."""
+        with self._lock:
+            owners = list(self._owners.values())
+            self._owners.clear()
+        for owner in owners:
+            self._close(owner)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._owners.clear()
+
+
+_pools = Owned(Pool.close)
+close_pools = _pools.close
 
 
 def pool(settings: Mapping[str, Any], timeout: float, workers: int) -> Pool:
-    """This process's pool for these settings, made at its first use. workers: 0 for as many as there are cores."""
+    """This process's pool for these settings. workers: 0 for as many as there are cores"""
     workers = workers or len(os.sched_getaffinity(0))
     key = json.dumps([settings, timeout, workers], sort_keys=True)
-    with _pools_lock:
-        if key not in _pools or _pools[key].failed:
-            _pools[key] = Pool(settings, timeout, workers)
-        return _pools[key]
-
-
-def close_pools() -> None:
-    """Kill every worker of this process. The next grading starts new ones."""
-    with _pools_lock:
-        pools = list(_pools.values())
-        _pools.clear()
-    for each in pools:
-        each.close()
-
-
-def _forget() -> None:
-    """After a fork: the child has no threads of the pool, and the workers belong to its parent."""
-    global _pools_lock
-    _pools_lock = threading.Lock()
-    _pools.clear()
-
-
-atexit.register(close_pools)
-os.register_at_fork(after_in_child=_forget)
+    return _pools.get(key, lambda: Pool(settings, timeout, workers), lambda made: not made.failed)

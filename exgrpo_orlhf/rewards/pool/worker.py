@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ...stopping import described
 from ..answer import Graded, Grader
 from ..sandbox.namespaces import end_with_parent
 
@@ -89,7 +90,8 @@ def main() -> None:
                 os.killpg(fork, signal.SIGKILL)  # what it left behind
             while pool.poll() and os.read(fd, 2**16):  # what the dead fork has not read, or only half
                 pass
-            pool.send(("died", _describe(end)))
+            status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            pool.send(("died", "out of memory (Verifier.memory)" if status == _OUT_OF_MEMORY else described(status)))
             while pool.recv():
                 pass  # what the dead fork has not read
             os.waitpid(fork, 0)
@@ -121,12 +123,3 @@ def _serve(grader: Grader, pool: Connection[Any, Any], answers: int, memory: int
                     os._exit(_OUT_OF_MEMORY)
             shown = [None if text is None else text[:SHOWN] for text in (graded.extracted, graded.reason)]
             pool.send(("graded", graded.verdict, graded.reward, *shown, graded.logs))
-
-
-def _describe(end: os.waitid_result) -> str:
-    if end.si_code != os.CLD_EXITED:
-        signal_names = {number.value: number.name for number in signal.Signals}
-        return f"killed by {signal_names.get(end.si_status, f'signal {end.si_status}')}"
-    if end.si_status == _OUT_OF_MEMORY:
-        return "out of memory (Verifier.memory)"
-    return f"exit status {end.si_status}"

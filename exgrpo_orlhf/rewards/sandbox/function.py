@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..answer import Answer, Graded, Grader, logs_of
+from ..answer import Answer, Graded, Grader, logs_of, single
 
 NAME = "reward_func"  # where the binding names no function
 _ACCEPTED = (
@@ -116,12 +116,9 @@ def _number(result: Any, key: str | None) -> float:
         if key not in result:
             raise ValueError(f"it returned {result!r:.80}; a dict has the reward as {key!r}")
         result = result[key]
-    if hasattr(result, "tolist"):  # a tensor or an array
-        result = result.tolist()
-    while isinstance(result, list | tuple):
-        if len(result) != 1:
-            raise ValueError(f"it must return one reward for each query, got {len(result)} for one")
-        result = result[0]
+    result = single(result)
+    if isinstance(result, list | tuple):
+        raise ValueError(f"it must return one reward for each query, got {len(result)} for one")
     reward = float(result)
     if not math.isfinite(reward):
         raise ValueError(f"it must return finite rewards, got {reward}")

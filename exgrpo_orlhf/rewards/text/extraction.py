@@ -73,19 +73,13 @@ def visible(response: str) -> str:
     return CHAT_TOKEN.sub(" ", text).strip()
 
 
-def tagged(text: str) -> str | None:
-    """The content of the last <answer>, to its end tag or the end of the text; None without one."""
-    tags = [*_ANSWER.finditer(text)]
-    if not tags:
-        return None
-    return re.split(r"</answer>", text[tags[-1].end() :], maxsplit=1, flags=re.IGNORECASE)[0].strip()
-
-
 def answer_part(response: str) -> tuple[str, str | None]:
-    """(the text in which to look for the answer, what the answer tags hold or None where there are none). A box is
-    looked for in all of the text, before and after the tags."""
+    """(the text in which to look for the answer, the content of the last <answer>, to its end tag or the end of the
+    text, or None without one). A box is looked for in all of the text, before and after the tags."""
     text = visible(response)
-    inside = tagged(text)
+    inside = None
+    if tags := [*_ANSWER.finditer(text)]:
+        inside = re.split(r"</answer>", text[tags[-1].end() :], maxsplit=1, flags=re.IGNORECASE)[0].strip()
     return text if inside is None or last_box(text) is not None else inside, inside
 
 
