@@ -166,6 +166,7 @@ def test_a_turn_of_an_episode_is_a_request_for_what_is_left_of_it(without_ray, p
     first, second = Engine(), Engine()
     sampled = Sampler([first, second], 24, True, 200.0, [9])
     with player.episodes(CHAINS, [11, 12, 13]) as plays:
+        wait_until(lambda: all(play.answered for play in plays))  # the first turns go to both engines
         assert sorted(sampled.play(plays, 0.7)) == [0, 1, 2]
         rollouts = [play.rollout() for play in plays]
     turn, answer = [7], [3, 16]  # the engine's token; '1;'
