@@ -4,7 +4,7 @@
 Memory and time of a step: processes of their own, in turns, each with one rollout of a few questions and two updates on
 it (the second one has Adam's states), with large and with small micro-batches, since LoRA does not save activations.
 Peak memory is the process's, imports included; trained parameters and bytes of Adam's states are counted. The model is
-gin/smollm2.gin's base model, without its supervised start (make smollm2).
+SmolLM2-135M, without its supervised start (make smollm2).
 
 Generation: tokens per second of the same responses with the adapter merged into the weights and beside them, in turns
 in one process; merged includes merging. The engine merges.
@@ -41,7 +41,7 @@ from exgrpo_orlhf.settings import LoRA
 ROOT = Path(__file__).resolve().parent.parent
 K = 4
 TOKENS = (2048, 512)  # of a micro-batch
-LARGE = ("gin/smollm2.gin", ["Work.model = @PretrainedModel()", "LocalEngine.threads = 1"])
+LARGE = ("gin/testbed/smollm2_one_step.gin", ["Work.model = @PretrainedModel()", "LocalEngine.threads = 1"])
 
 
 def load(small: bool) -> Experiment:
