@@ -55,9 +55,8 @@ class Ours:
 
     def __init__(self, experiment: Experiment, model_path: Path) -> None:
         self.experiment = experiment
-        self.engine = TorchEngine(
-            experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts, model_path=model_path
-        )
+        parts = experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts
+        self.engine = TorchEngine(*parts, model_path=model_path)
         self.questions = experiment.questions.load()
         self.steps = self.tokens = self.trl_tokens = 0
 

@@ -63,9 +63,8 @@ def needs(layout: str) -> dict[str, Any]:
     card = hours.CARDS[experiment.openrlhf.gpu]
     sums = memory.memory_of(experiment, MODELS[name], card.memory)
     buffer = buffer_bytes(experiment, 0.5, hours.RESPONSE)
-    same = {
-        gpu: hours.step_of(experiment, count[0], one) for gpu, one in hours.CARDS.items() if one.memory == card.memory
-    }
+    alike = [gpu for gpu, one in hours.CARDS.items() if one.memory == card.memory]
+    same = {gpu: hours.step_of(experiment, count[0], hours.CARDS[gpu]) for gpu in alike}
     return {
         "gpus": next(iter(same.values()))[1],
         "model_name": f"{name}{', LoRA' if files else ''}",

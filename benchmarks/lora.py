@@ -51,14 +51,8 @@ def load(small: bool) -> Experiment:
 
 def make_engine(experiment: Experiment, lora: LoRA) -> TorchEngine:
     assert experiment.local is not None
-    return TorchEngine(
-        experiment.local,
-        experiment.optimizer,
-        experiment.sampling,
-        experiment.prompts,
-        lora,
-        model_path=experiment.model.prepare(),
-    )
+    parts = experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts
+    return TorchEngine(*parts, lora, model_path=experiment.model.prepare())
 
 
 def batch(engine: TorchEngine, experiment: Experiment, questions: int) -> MixedBatch:

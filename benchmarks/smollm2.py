@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,7 @@ def demonstrate(arguments: Namespace, runs: Path) -> int:
     started = str(experiment.model.prepare())
     study = ["scripts/ablate.py", "--suite", arguments.suite, "--group", arguments.group, "--seeds", arguments.seeds]
     study += ["--out", str(runs), "--jobs", str(arguments.jobs), "--threads", str(arguments.threads)]
-    if arguments.layout:
-        study += ["--with", *arguments.layout]
+    study += ["--with", *arguments.layout] if arguments.layout else []
     study += [f"--set={binding}" for binding in arguments.set]
     arguments.out.mkdir(parents=True, exist_ok=True)
     call(study)
@@ -113,11 +112,11 @@ def demonstrate(arguments: Namespace, runs: Path) -> int:
     evaluations = runs / "evaluations"
     for name, model in models.items():
         evaluate(arguments, experiment, name, model, evaluations / name)
-
     rows = [row for name in models for row in measured(name, evaluations / name)]
     write(arguments.out / "evaluations.csv", csv_text(HEAD, rows))
     write(arguments.out / "samples.md", side_by_side(evaluations, list(models)))
-    print("\n".join(markdown_table([*HEAD], [shown(row) for row in rows])))
+    shown = lambda row, n: NONE if row[n] is None else percent(row[n]) if n in HEAD[4:] else str(row[n])
+    print("\n".join(markdown_table([*HEAD], [[shown(row, name) for name in HEAD] for row in rows])))
     figures, summary = compared(arguments)
     return finish(arguments, {**figures, "evaluations": rows}, summary)
 
@@ -134,45 +133,38 @@ def steps(metrics: Path) -> Iterator[dict[str, Any]]:
 
 def compared(arguments: Namespace) -> tuple[dict[str, Any], str]:
     """Draw the runs of --out as curves.png and print their comparison. Returns figures and their summary."""
-    runs = {path: table(path) for path in sorted((arguments.out / "runs").glob("*-seed*.csv"))}
-    curves = [curve(path, rows) for path, rows in runs.items()]
+    files = sorted((arguments.out / "runs").glob("*-seed*.csv"))
+    tables = [list(csv.DictReader(path.read_text("utf-8").splitlines())) for path in files]
+    curves = [curve(path.stem, rows) for path, rows in zip(files, tables, strict=True)]
     comparison = compare("accuracy", curves, "on_policy")
     write(arguments.out / "curves.png", picture([comparison]))
     print(terminal([comparison], []))
-    print("\n".join(beside(zip(curves, runs.values(), strict=True))))
+    print("\n".join(beside(curves, tables)))
     gains = {f"{each.run.variant}, seed {each.run.seed}": each.final - float(each.values[0]) for each in curves}
     listing = ", ".join(f"{name} {100 * gain:+.1f}" for name, gain in gains.items())
     met = arguments.small or min(gains.values()) >= GAIN
     return {"gains": gains, "met": met}, f"points of accuracy gained: {listing}"
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def curve(path: Path, rows: list[dict[str, str]]) -> Curve:
-    """Of the CSV file of a run."""
+def curve(name: str, rows: list[dict[str, str]]) -> Curve:
+    """Of the CSV file of a run. name: <variant>-seed<n>"""
     at = [i for i, row in enumerate(rows) if row["accuracy"]]
     taken, values, tokens = ([float(rows[i][n]) for i in at] for n in ("step", "accuracy", "cost/generated_tokens"))
     seconds = np.cumsum([float(row["time/step"] or 0) for row in rows])[at]
-    variant, _, seed = path.stem.rpartition("-seed")
-    run = TrackedRun(path.stem, path.stem, variant, int(seed), "local", "FINISHED", 0, {}, frozenset(), None)
+    variant, _, seed = name.rpartition("-seed")
+    run = TrackedRun(name, name, variant, int(seed), "local", "FINISHED", 0, {}, frozenset(), None)
     return Curve(run, np.array(taken), np.array(values), np.array(tokens), seconds, "accuracy")
 
 
-def beside(runs: Iterable[tuple[Curve, list[dict[str, str]]]]) -> list[str]:
+def beside(curves: list[Curve], tables: list[list[dict[str, str]]]) -> list[str]:
     """A table of the other measures, ± 95 % over seeds: the last evaluation, or the mean of the last LAST steps."""
-    values: dict[str, dict[str, list[float]]] = {}
-    for of, rows in runs:
-        for name in BESIDE:
-            numbers = [float(row[name]) for row in rows[-LAST:] if row.get(name)]
-            if numbers:
-                value = numbers[-1] if name.startswith("eval/") else float(np.mean(numbers))
-                values.setdefault(of.run.variant, {}).setdefault(name, []).append(value)
-    shown = lambda numbers: plus_minus(mean(numbers) if numbers else None)
-    cells = [(name, *(shown(of.get(name)) for of in values.values())) for name in BESIDE]
-    return markdown_table((f"the end, or the last {LAST} steps", *values), cells)
+    values: dict[str, dict[str, list[float]]] = {name: {each.run.variant: [] for each in curves} for name in BESIDE}
+    for one, rows in zip(curves, tables, strict=True):
+        for name, by_variant in values.items():
+            if numbers := [float(row[name]) for row in rows[-LAST:] if row.get(name)]:
+                by_variant[one.run.variant].append(numbers[-1] if name.startswith("eval/") else float(np.mean(numbers)))
+    cells = [(name, *(plus_minus(mean(of) if of else None) for of in values[name].values())) for name in BESIDE]
+    return markdown_table((f"the end, or the last {LAST} steps", *values[BESIDE[0]]), cells)
 
 
 def call(line: list[str]) -> None:
@@ -192,18 +184,16 @@ def evaluate(arguments: Namespace, experiment: Experiment, name: str, model: str
     The pretrained model writes long responses in no fixed form: it answers fewer questions, greedily alone."""
     prompts, pretrained = experiment.prompts, name == "pretrained"
     limit, tokens = arguments.limit, experiment.sampling.max_response_tokens
-    if pretrained:
-        limit, tokens = min(limit, 64), 192
+    limit, tokens = (min(limit, 64), 192) if pretrained else (limit, tokens)
     line = ["evals/run_bench.py", "--model", model, "--engine", "transformers", "--template", prompts.template]
     line += ["--limit", str(limit), "--rows", str(arguments.rows), "--no-mlflow", "--max-tokens", str(tokens)]
     line += ["--threads", str(arguments.threads), *(["--data", str(arguments.data)] if arguments.data.is_dir() else [])]
     line += [] if prompts.system is None else ["--system", prompts.system]
     people = [name for name in ("svamp", "mawps") if (arguments.data / f"{name}.jsonl").is_file()]
     call([*line, "--benchmarks", ",".join(["word_problems", *people]), "--temperature", "0", "--out", f"{out}-greedy"])
-    if pretrained:
-        return
-    sampled = ["--temperature", "1", "--samples", str(SAMPLES), "--out", f"{out}-sampled"]
-    call([*line, "--benchmarks", "word_problems", *sampled])
+    if not pretrained:
+        sampled = ["--temperature", "1", "--samples", str(SAMPLES), "--out", f"{out}-sampled"]
+        call([*line, "--benchmarks", "word_problems", *sampled])
 
 
 def samples(out: Path) -> dict[str, list[dict[str, Any]]]:
@@ -223,19 +213,12 @@ def measured(name: str, out: Path) -> Iterator[dict[str, Any]]:
             yield dict(zip(HEAD, (name, benchmark, temperature, len(rows), *shares), strict=True))
 
 
-def shown(row: dict[str, Any]) -> list[str]:
-    """Shares in percent."""
-    return [NONE if row[n] is None else percent(row[n]) if n in HEAD[4:] else str(row[n]) for n in HEAD]
-
-
 def side_by_side(evaluations: Path, models: list[str]) -> str:
     """The greedy responses of every model to the same three questions, of one, two and three steps."""
     responses = {name: samples(evaluations / f"{name}-greedy")["word_problems"] for name in models}
     answers = {name: {one["id"]: one for one in answered} for name, answered in responses.items()}
-    first: dict[str, dict[str, Any]] = {}
-    for question in responses[models[0]]:
-        if all(question["id"] in by_id for by_id in answers.values()):
-            first.setdefault(question["group"], question)
+    # The first model answers the fewest questions, and the others answer those too.
+    first = {question["group"]: question for question in reversed(responses[models[0]])}
     lines = []
     for _, question in sorted(first.items())[:3]:
         lines += [f"**{question['question']}** ({question['gold']})", ""]
