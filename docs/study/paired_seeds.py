@@ -26,7 +26,7 @@ class Pairs(NamedTuple):
     late: Mapping[str, float]
     on_policy: Mapping[str, float]
     axis: str
-    shown: tuple[float, float]
+    limits: tuple[float, float]
 
 
 def picture(document: Document) -> bytes:
@@ -60,7 +60,7 @@ def draw(axes: Axes, pairs: Pairs) -> None:
     """A row for each seed, the highest accuracy of on-policy training above."""
     seeds = sorted(pairs.on_policy, key=pairs.on_policy.__getitem__)
     rows = range(len(seeds))
-    axes.set(xlim=pairs.shown, yticks=rows, yticklabels=[f"seed {seed}" for seed in seeds], ylim=(-0.7, len(seeds)))
+    axes.set(xlim=pairs.limits, yticks=rows, yticklabels=[f"seed {seed}" for seed in seeds], ylim=(-0.7, len(seeds)))
     axes.grid(visible=False, axis="y")
     late, on_policy = ([values[seed] for seed in seeds] for values in (pairs.late, pairs.on_policy))
     axes.hlines(rows, on_policy, late, color=PALETTE["line"], linewidth=3)

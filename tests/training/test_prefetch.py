@@ -14,15 +14,12 @@ import pytest
 import torch
 from engine_builders import LOGPROB_ERROR, K, float32_error, plain_stats, questions, trajectory, use_sgd, weights
 from run_builders import rows, small_bindings, timeless, train_small
-from step_builders import decide_verdicts
+from step_builders import begin, decide_verdicts
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.job import Job
-from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.training import prefetch
-from exgrpo_orlhf.training.preparation import prepare, prepare_and_run
 
 AHEAD = "train.generate_ahead = True"
 ON_POLICY = ["ReplayMixer.rho = 0.0"]
@@ -32,16 +29,8 @@ class Watched:
     """A run whose weights before each step, batches and updates are kept."""
 
     def __init__(self, model: Path, folder: Path, *more: str) -> None:
-        experiment = config.load(["toy.gin"], small_bindings(model, AHEAD, "train.eval_every = None", *more))
-        self.engine = TorchEngine(
-            experiment.local,
-            experiment.optimizer,
-            experiment.sampling,
-            experiment.prompts,
-            model_path=model,
-            seed=experiment.settings.seed,
-        )
-        self.run = prepare(Job(experiment, folder, "unused", {}, prepare_and_run), lambda checkpoint: self.engine)
+        self.run = begin(model, folder, AHEAD, "train.eval_every = None", *more)
+        self.engine = self.run.engine
         self.models, self.batches, self.stats, self.metrics, self.considered = [], [], [], [], []
         update, choose = self.engine.update, self.run._choose
 
