@@ -101,11 +101,14 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int |
 
 def load_suite(file: str | Path) -> Suite:
     """The suite that a gin file binds. Raises ConfigError."""
-    suite: Suite = _load(lambda: _make("Suite"), [file], (), None)
+    suite: Suite = _load(lambda _: _make("Suite"), [file], (), None)
     return suite
 
 
-def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequence[str], seed: int | None) -> Any:
+def _load(
+    build: Callable[[Mapping[str, str]], Any], files: Sequence[str | Path], overrides: Sequence[str], seed: int | None
+) -> Any:
+    """build: gets where each binding of a named file, not of an included one, or of a --set was made"""
     gin.clear_config()
     named = [find(file, None) for file in files]
     paths = [*(included for file in named for included in includes(file, _GIN)), *named]
@@ -123,8 +126,9 @@ def _load(build: Callable[[], Any], files: Sequence[str | Path], overrides: Sequ
     if seed is not None:
         gin.bind_parameter("train.seed", seed)
         made_at["train.seed"] = "--seed"
+    own = (*map(name_of, named), "--set")
     try:
-        return build()
+        return build({binding: where for binding, where in made_at.items() if where.startswith(own)})
     except ConfigError:
         raise
     except RecursionError as error:
@@ -169,7 +173,20 @@ def may_change(binding: str) -> bool:
     return parameter in getattr(_TARGETS.get(name), "MAY_CHANGE", ())
 
 
-def _build() -> Experiment:
+def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
+    """An ablation of a part that this run never asks is its control under another name."""
+    if mixer.plans_replay:
+        return
+    unused = {"QuestionSampler"} | ({"TrajectorySelector"} if mixer.late_injection != "selected" else set())
+    why = f"with ReplayMixer.rho = 0 and late_injection = {mixer.late_injection!r} a run never asks"
+    for binding, where in made_at.items():
+        name, _, parameter = binding.partition(".")
+        value = gin.query_parameter(binding) if name in unused else None
+        if name in unused and value != inspect.signature(_TARGETS[name]).parameters[parameter].default:
+            log.warning("%s = %r has no effect (%s): %s %s", binding, value, where, why, name)
+
+
+def _build(made_at: Mapping[str, str]) -> Experiment:
     settings = _make("train")
     work = _make("Work")
     replay_rng, fresh_rng = (np.random.default_rng(np.random.SeedSequence([settings.seed, i])) for i in (1, 2))
@@ -181,6 +198,7 @@ def _build() -> Experiment:
         questions_per_step=settings.questions_per_step,
         rng=replay_rng,
     )
+    _warn_of_no_effect(mixer, made_at)
     built = {
         "prompts": _make("Prompts"),
         "sampling": _make("Sampling"),

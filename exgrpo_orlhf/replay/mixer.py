@@ -180,9 +180,14 @@ class ReplayMixer:
         return self.started_at is not None
 
     @property
+    def plans_replay(self) -> bool:
+        """Whether questions are ever planned for replay; late injection plans none."""
+        return max(self.rho, self.rho_end) > 0
+
+    @property
     def replays(self) -> bool:
         """Whether anything is ever replayed."""
-        return max(self.rho, self.rho_end) > 0 or self.late_injection is not None
+        return self.plans_replay or self.late_injection is not None
 
     @property
     def collecting(self) -> bool:

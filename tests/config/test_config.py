@@ -129,6 +129,31 @@ def test_among_named_files_the_later_wins_and_set_wins_over_all(tmp_path):
     assert both.selector.prefer == "highest"
 
 
+NO_ENTROPY = "TrajectorySelector.by = 'random' has no effect (gin/ablation_no_entropy.gin, line 4)"
+
+
+@pytest.mark.parametrize(
+    ("files", "override", "warned"),
+    [
+        (["recipes/late_injection.gin", "ablation_no_entropy.gin"], "ReplayMixer.late_injection = 'newest'", True),
+        (["recipes/late_injection.gin", "ablation_no_entropy.gin"], "ReplayMixer.late_injection = 'selected'", False),
+        (["ablation_no_entropy.gin", "baselines/on_policy.gin"], "train.seed = 1", True),
+        (["ablation_no_entropy.gin"], "ReplayMixer.rho = 0.25", False),
+        (["smollm2.gin"], "TrajectorySelector.by = 'entropy'", False),  # as base.gin has it
+    ],
+)
+def test_an_ablation_of_a_part_that_the_run_never_asks_is_named(files, override, warned, caplog):
+    config.load(files, [override])
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [NO_ENTROPY in each for each in warnings] == [True] * warned
+
+
+def test_an_ablation_without_effect_by_set_is_named_with_it(caplog):
+    config.load(["smollm2.gin"], ["QuestionSampler.mu = 0.25"])
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "QuestionSampler.mu = 0.25 has no effect (--set" in record.getMessage()
+
+
 def test_the_operative_config_of_a_run_gives_the_same_run(tmp_path):
     experiment = config.load(["ablation_no_entropy.gin"], ["ReplayMixer.rho = 0.25"], seed=5)
     (tmp_path / "config.gin").write_text(experiment.config_text)
