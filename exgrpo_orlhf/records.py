@@ -240,15 +240,15 @@ class RolloutGroup:
         rewards = self.rewards
         return float(np.std([reward - rewards[0] for reward in rewards])) if rewards else 0.0
 
-    def with_stored(self, stored: Trajectory | None, width: int) -> CompletedGroup:
-        """The group with the rows that are trained on, `width` = K of them in a whole group.
+    def with_stored(self, stored: Trajectory | None, group_size: int) -> CompletedGroup:
+        """The group with the rows that are trained on, `group_size` = K of them in a whole group.
 
         A stored success joins fewer than K rollouts as the last row. Of K rollouts it takes the place of the one with
         the lowest reward: of one that could not be graded before any other, and of equal ones of the last. None: the
         rollouts as they are. Raises ValueError before grading.
         """
         rows: list[Rollout | Trajectory] = list(self.rollouts)
-        if stored is not None and len(rows) < width:
+        if stored is not None and len(rows) < group_size:
             rows.append(stored)
         elif stored is not None:
             rewards = [-math.inf if rollout.reward is None else rollout.reward for rollout in self.rollouts]
@@ -301,12 +301,12 @@ class Row:
 class MixedBatch:
     """Groups of K rows or, around a stored trajectory, fewer (`RolloutGroup.with_stored`).
 
-    width: K, what a group counts in the loss's normaliser, whatever it holds
+    group_size: K, what a group counts in the loss's normaliser, whatever it holds
     """
 
     groups: list[RolloutGroup]
     rows: list[list[Row]]
-    width: int
+    group_size: int
 
     def flat_rows(self) -> list[Row]:
         return [row for rows in self.rows for row in rows]

@@ -141,9 +141,10 @@ class Sampling:
 class Optimizer:
     """AdamW and its schedule.
 
+    learning_rate, betas, weight_decay: of AdamW
     warmup_steps: optimiser steps of linear warm-up
-    schedule: after the warm-up; 'linear' and 'cosine' fall to 0 at optimiser step `decay_steps`, which is bound apart
-        from train.steps so that a run can be extended
+    schedule: after the warm-up; 'linear' and 'cosine' fall to 0 at optimiser step `decay_steps`
+    decay_steps: bound apart from train.steps so that a run can be extended; None: with 'constant'
     max_grad_norm: the gradient is clipped to this norm; None: it is not clipped
     skip_above_grad_norm: an update whose gradient norm is larger is skipped, counted and logged; None: never
     steps_per_batch: optimiser steps per pass over the batch, each on an equal share of its questions
@@ -210,6 +211,8 @@ class LoRA:
 class Work:
     """Which questions on which model: values are references such as @ModularChains().
 
+    questions: that are trained on
+    model: the policy at the start
     validation: None for no evaluation during training
     experience: the replay/ folder of another run's checkpoint to start from, or a .jsonl file of expert trajectories
         (initial_buffer.py); None for an empty buffer

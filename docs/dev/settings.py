@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,7 +40,8 @@ ENTRY = re.compile(r"(?:^|(?<=; ))(\w+(?:, \w+)*): ", re.MULTILINE)
 
 
 def words(target: type) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a class's docstring, and the words for each parameter, those of its bases included."""
+    """The first paragraph of a class's docstring, with the formulas that it introduces, and the words for each parameter,
+    those of its bases included."""
     parameters, described = inspect.signature(target).parameters, {}
     for owner in reversed(target.__mro__):
         text = inspect.cleandoc(owner.__dict__.get("__doc__") or "")
@@ -49,7 +51,9 @@ def words(target: type) -> tuple[str, dict[str, str]]:
         for entry, end in zip(entries, ends, strict=False):  # there may be none
             block = re.sub(r"(?<!with)(:?)\n +(?='\w+'(?:,|  ))", r"\1; ", text[entry.end() : end].split("\n\n")[0])
             described |= dict.fromkeys(entry[1].split(", "), " ".join(block.replace(":;", ":").split()).strip("; "))
-    return " ".join(text[: entries[0].start() if entries else None].split("\n\n")[0].split()), described
+    first, formulas, *_ = [*text[: entries[0].start() if entries else None].split("\n\n"), ""]
+    block = f"\n\n```\n{textwrap.dedent(formulas)}\n```" if first.endswith(":") else ""
+    return " ".join(first.split()) + block, described
 
 
 def cell(text: object) -> str:

@@ -98,7 +98,7 @@ def generated_ahead(engine: TorchEngine, batch: MixedBatch) -> MixedBatch:
         groups.append(replace(group, rollouts=tuple(sampled)))
         responses = [*sampled, *(row.response for row in members[len(sampled) :])]
         rows.append([replace(row, response=one) for row, one in zip(members, responses, strict=True)])
-    return MixedBatch(groups, rows, batch.width)
+    return MixedBatch(groups, rows, batch.group_size)
 
 
 def plain(experiment: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32", "bfloat16"]) -> Gradients:

@@ -58,7 +58,7 @@ class Engine(ABC):
     """Generates from token ids, measures rows of prompt and response, updates and saves.
 
     whole_batches: True if an optimiser step cannot have fewer questions than train.questions_per_step
-    generates_beside: whether it can generate while it makes an update
+    overlaps_update: whether it can generate while it makes an update
     model_path: folder or hub id of the model that the run begins with
     player: where a response is an episode, else None
     """
@@ -68,7 +68,7 @@ class Engine(ABC):
     player: Player | None
     model_path: str | Path
     whole_batches: bool
-    generates_beside: bool
+    overlaps_update: bool
 
     @abstractmethod
     def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:

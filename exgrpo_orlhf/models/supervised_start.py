@@ -108,7 +108,9 @@ class SupervisedModel:
     machine: @LocalEngine(): device, dtype, threads, micro_batch_tokens and gradient_checkpointing
     epochs: passes over the examples, each in another order
     batch_size: examples of an optimiser step; the last one of an epoch may have fewer
-    learning_rate, schedule, warmup: the peak rate of AdamW, reached after this share of the steps; then it falls to 0
+    learning_rate: of AdamW, at its peak
+    schedule: how the rate falls to 0 after the warm-up
+    warmup: share of the steps in which the rate rises to its peak
     weight_decay: of AdamW
     max_grad_norm: the gradient is clipped to this norm
     seed: decides the orders; apart from train.seed, so that runs with different seeds begin with the same model

@@ -19,11 +19,12 @@ STD_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """A = r − mean(r) over the group; divided by std(r) + 1e-6 when `scale_by_std` (GRPO, arXiv 2402.03300).
+    """A = r − mean(r) over the group.
 
     Without the std (the default) this is Dr. GRPO (arXiv 2503.20783) and what ExGRPO uses: dividing by the std weighs
     questions by how lopsided their group is.
 
+    scale_by_std: A is divided by std(r) + 1e-6 (GRPO, arXiv 2402.03300)
     baseline: 'mean', or the mean of the group's others, 'leave_one_out' (RLOO, arXiv 2402.14740): A·n/(n − 1)
     std_over: with `scale_by_std`, the std of each 'group', or of all rewards of the 'batch' (arXiv 2508.08221)
     """

@@ -33,6 +33,7 @@ class QuestionSampler:
         'successes', x = K·k/n in [0, K]: σ = 1 is what the official code runs, and is sharp (σ = 1/K in accuracy)
     weight: 'bucket', P(bucket) ∝ density, then uniform inside: a question in a small bucket is drawn more often
         (paper and official code); 'question', P(question) ∝ density of its bucket
+    partition: one bucket per exact 'accuracy', or per difficulty 'level'
     half_life: steps in which a question's weight halves while no new trajectory of it is stored; None: age is ignored
     """
 

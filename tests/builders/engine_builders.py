@@ -100,7 +100,7 @@ def as_episodes(batch: MixedBatch) -> MixedBatch:
     rows = [[replace(row, response=of(i, row.response)) for i, row in enumerate(members)] for members in batch.rows]
     fresh = [tuple(row.response for row in members if row.trajectory is None) for members in rows]
     groups = [replace(group, rollouts=own) for group, own in zip(batch.groups, fresh, strict=True)]
-    return MixedBatch(groups, rows, batch.width)
+    return MixedBatch(groups, rows, batch.group_size)
 
 
 def behaviour_of(model, engine: TorchEngine, batch: MixedBatch) -> list[torch.Tensor]:

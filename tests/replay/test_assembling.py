@@ -94,7 +94,7 @@ def test_advantages_are_over_the_stored_row_and_the_few_or_k_minus_one_beside_it
         batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside=beside)
         fresh, replayed = batch.rows
         assert [row.advantage for row in fresh] == [0.75, -0.25, -0.25, -0.25]
-        assert (len(replayed), batch.width) == (n + 1, K)
+        assert (len(replayed), batch.group_size) == (n + 1, K)
         assert [row.trajectory is not None for row in replayed] == [False] * n + [True]
         rewards = [*(REWARDS[verdict] for verdict in verdicts), 1.0]
         numbers = [r for r in rewards if r is not None]

@@ -32,7 +32,7 @@ _FULL = LoRA()  # training of all weights
 class TorchEngine(Engine):
     """The engine with transformers and torch, in this process."""
 
-    whole_batches = generates_beside = False
+    whole_batches = overlaps_update = False
 
     def __init__(
         self,

@@ -54,15 +54,15 @@ class PolicyUpdate:
             num_training_steps=settings.decay_steps,
         )
 
-    def __call__(self, batch: MixedBatch, forward: Sequence[ForwardRow], loss: MixedPolicyLoss) -> UpdateStats:
+    def __call__(self, batch: MixedBatch, sequences: Sequence[ForwardRow], loss: MixedPolicyLoss) -> UpdateStats:
         """One or more passes over a batch, each of one or more optimiser steps on an equal share of its groups.
 
-        forward: prompt and response of each row of the flattened batch
+        sequences: prompt and response of each row of the flattened batch
         Raises NonFiniteUpdate. The weights are then as they were before that optimiser step.
         """
         groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
         ends = np.cumsum([0, *map(len, batch.rows)]).tolist()
-        work = _Work(batch.flat_rows(), forward)
+        work = _Work(batch.flat_rows(), sequences)
         steps = n * self.settings.passes_per_batch
         if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
             missing = [i for i, logprobs in enumerate(work.behaviour_logprobs) if logprobs is None]
@@ -76,7 +76,7 @@ class PolicyUpdate:
             # Every n-th group goes to the same step: each step has fresh and replayed groups in the batch's proportion.
             of_step = range(part, groups, n)
             members = [i for g in of_step for i in range(ends[g], ends[g + 1])]
-            value, norm = self._backward(work, members, len(of_step) * batch.width, loss)
+            value, norm = self._backward(work, members, len(of_step) * batch.group_size, loss)
             limit = self.settings.skip_above_grad_norm
             if limit is not None and norm > limit:
                 log.warning("update skipped: gradient norm %.4g is above Optimizer.skip_above_grad_norm", norm)
@@ -99,7 +99,7 @@ class PolicyUpdate:
         return UpdateStats(policy_logprobs, work.behaviour_logprobs, work.entropies, metrics)
 
     def _measure(self, work: _Work, members: list[int]) -> list[Measured]:
-        return measure(self.forward, [work.forward[i] for i in members], self.micro_batch_tokens)
+        return measure(self.forward, [work.sequences[i] for i in members], self.micro_batch_tokens)
 
     def _backward(self, work: _Work, members: list[int], rows: int, loss: MixedPolicyLoss) -> tuple[float, float]:
         """Accumulates the gradient of one optimiser step and clips it. Returns the loss and the norm before clipping.
@@ -118,7 +118,7 @@ class PolicyUpdate:
             for parameter in self._trained:
                 parameter.grad = torch.zeros_like(parameter)
         total = 0.0
-        for part, pack in self.forward.batches([work.forward[i] for i in active], self.micro_batch_tokens):
+        for part, pack in self.forward.batches([work.sequences[i] for i in active], self.micro_batch_tokens):
             total += self._micro_step(work, [active[j] for j in part], pack, weights, token_weight, loss)
         limit = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self._trained, limit))
@@ -139,33 +139,33 @@ class PolicyUpdate:
         token_weight: float,
         loss: MixedPolicyLoss,
     ) -> float:
-        forward = [work.forward[i] for i in part]
+        sequences = [work.sequences[i] for i in part]
         rows = [work.rows[i] for i in part]
         lengths = [row.length for row in rows]
         with self._recomputing():
-            logprobs, entropies = self.forward(forward, pack)  # (A,), (A,)
-        for i, measured in zip(part, per_row(forward, logprobs, entropies), strict=True):
+            logprobs, entropies = self.forward(sequences, pack)  # (A,), (A,)
+        for i, measured in zip(part, per_row(sequences, logprobs, entropies), strict=True):
             work.record(i, measured)
 
-        def spread(values: list[Any], dtype: torch.dtype) -> torch.Tensor:  # one value per row → per token (T,)
+        def per_token(values: list[Any], dtype: torch.dtype) -> torch.Tensor:  # one value per row → per token (T,)
             return torch.tensor(values, dtype=dtype).repeat_interleave(torch.tensor(lengths)).to(self.forward.device)
 
         reference = None
         if self.reference is not None:
             with torch.no_grad():
-                reference, _ = self.reference(forward, pack)
+                reference, _ = self.reference(sequences, pack)
         behaviour = np.concatenate([work.behaviour_logprobs[i] for i in part])
         value = loss(
             TokenBatch(
                 logprobs=logprobs,
                 entropies=entropies,
                 behaviour_logprobs=torch.from_numpy(behaviour).to(self.forward.device),
-                advantages=spread([row.advantage for row in rows], torch.float32),
-                replayed=spread([row.trajectory is not None for row in rows], torch.bool),
-                in_loss=spread([row.in_loss for row in rows], torch.bool),
-                row_weights=spread([weights[i] for i in part], torch.float32),
+                advantages=per_token([row.advantage for row in rows], torch.float32),
+                replayed=per_token([row.trajectory is not None for row in rows], torch.bool),
+                in_loss=per_token([row.in_loss for row in rows], torch.bool),
+                row_weights=per_token([weights[i] for i in part], torch.float32),
                 token_weight=token_weight,
-                row_of=spread(list(range(len(rows))), torch.int64),
+                row_of=per_token(list(range(len(rows))), torch.int64),
                 reference_logprobs=reference,
             )
         )
@@ -188,8 +188,8 @@ class PolicyUpdate:
 class _Work:
     """The rows of a batch and what has been measured of them so far."""
 
-    def __init__(self, rows: list[Row], forward: Sequence[ForwardRow]) -> None:
-        self.rows, self.forward = rows, forward
+    def __init__(self, rows: list[Row], sequences: Sequence[ForwardRow]) -> None:
+        self.rows, self.sequences = rows, sequences
         self.passes: list[dict[int, LogProbs]] = []  # for each pass the log-probs of the rows it measured
         self.behaviour_logprobs: list[Any] = [behaviour_logprobs(row, None) for row in rows]
         self.entropies = [0.0] * len(rows)

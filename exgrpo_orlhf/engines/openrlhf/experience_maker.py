@@ -47,7 +47,7 @@ def as_experience(
     experiences = []
     for members in batch.rows:
         experiences += [_experience(str(i), *row) for i, row in itertools.islice(numbered, len(members))]
-        experiences += [_experience("", *_FILLER, None, of_filler) for _ in range(batch.width - len(members))]
+        experiences += [_experience("", *_FILLER, None, of_filler) for _ in range(batch.group_size - len(members))]
     return experiences
 
 
@@ -97,7 +97,7 @@ def _experience(
     )
 
 
-def deal(lengths: Sequence[int], width: int, steps: int, ranks: int) -> list[int]:
+def deal(lengths: Sequence[int], group_size: int, steps: int, ranks: int) -> list[int]:
     """The order in which OpenRLHF must get the rows: a part for each rank, and in it a part for each optimiser step.
 
     Every n-th group goes to the same step, as on the local engine: a step has whole groups, whose advantages sum to 0,
@@ -106,11 +106,11 @@ def deal(lengths: Sequence[int], width: int, steps: int, ranks: int) -> list[int
 
     Args:
         lengths: of the rows, prompt included
-        width: K, rows of a group
+        group_size: K, rows of a group
     """
     parts: list[list[list[int]]] = [[] for _ in range(ranks)]
     for step in range(steps):
-        rows = [g * width + k for g in range(step, len(lengths) // width, steps) for k in range(width)]
+        rows = [g * group_size + k for g in range(step, len(lengths) // group_size, steps) for k in range(group_size)]
         rows.sort(key=lambda row: (-lengths[row], row))
         for rank in range(ranks):
             there, back = rows[rank :: 2 * ranks], rows[2 * ranks - 1 - rank :: 2 * ranks]

@@ -66,7 +66,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
 
     # DeepSpeed accumulates a fixed number of micro-batches: the rest of a smaller step would go into the next one.
     whole_batches = True
-    generates_beside = True
+    overlaps_update = True
 
     def __init__(self, pretrain: str, strategy: Any, *groups: Any, **generate_kwargs: Any) -> None:
         """OpenRLHF's program calls this with the arguments of its PPOTrainer.
@@ -229,7 +229,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         clock.lap("reference")
         logprobs = [measured[i].logprobs if i in measured else None for i in range(len(rows))]
         experience = as_experience(batch, rows, logprobs, base)
-        order = deal([int(e.total_length) for e in experience], batch.width, steps, self.ranks)
+        order = deal([int(e.total_length) for e in experience], batch.group_size, steps, self.ranks)
         status, _ = self.train_step([experience[i] for i in order], self.step)
         for recorded in self._results(self.actor_model_group.async_run_method("recorded")):
             measured |= recorded
