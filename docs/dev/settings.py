@@ -40,8 +40,8 @@ ENTRY = re.compile(r"(?:^|(?<=; ))(\w+(?:, \w+)*): ", re.MULTILINE)
 
 
 def words(target: type) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a class's docstring, with the formulas that it introduces, and the words for each parameter,
-    those of its bases included."""
+    """The first paragraph of a class's docstring with the formulas below it, and the words for each parameter, those of
+    its bases included."""
     parameters, described = inspect.signature(target).parameters, {}
     for owner in reversed(target.__mro__):
         text = inspect.cleandoc(owner.__dict__.get("__doc__") or "")

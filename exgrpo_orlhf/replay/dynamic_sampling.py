@@ -62,7 +62,7 @@ class DynamicSampling:
     rows are those that would be trained on: the stored one counts, a rollout that gave way to it does not.
 
     max_rounds: further rounds of rollouts in a step, at most; 0: none, and the batch is what was planned
-    min_reward, max_reward: the range of mean rewards of a group's graded rows, inclusive; a group outside it is replaced
+    min_reward, max_reward: range of mean rewards of a group's graded rows, inclusive; a group outside it is replaced
         too: training on questions of one difficulty alone
     masks: a group outside that range is not replaced: it stays in the batch, and no token of it is in the loss. The
         normaliser counts its rows. With the paper's levels as the range this is its Table 9. max_rounds is 0

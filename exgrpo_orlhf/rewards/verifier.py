@@ -70,7 +70,7 @@ class Verifier:
         'http' (a reward server with OpenRLHF's protocol),
         'exact' (the response is the answer), 'modular_chain' or 'word_problem' (which also check the
         reasoning), 'chain_steps' (modular chains; the reward is the share of right steps)
-    success_at: least reward of a success with the kinds 'function', 'reasoning_gym' and 'http', whose reward is any number.
+    success_at: least reward of a success with 'function', 'reasoning_gym' and 'http', whose reward is any number.
         An OpenRLHF function's or server's `scores` decide instead of its rewards, where it returns them.
         Advantages follow the reward; what is stored, retired and counted as accuracy follows success
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
