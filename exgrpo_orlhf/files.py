@@ -6,10 +6,13 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
+
+THREADS = 8  # files that are hashed at a time
 
 
 @contextmanager
@@ -57,33 +60,20 @@ class Entry(NamedTuple):
     sha256: str
 
 
-class HashedFile:
-    """A binary file to write to, which hashes what it is given."""
-
-    closed = False  # pyarrow asks
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._hash, self._bytes = file, hashlib.sha256(), 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        self._hash.update(data)
-        self._bytes += memoryview(data).nbytes
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def entry(self) -> Entry:
-        return Entry(self._bytes, self._hash.hexdigest())
+Files = dict[str, Entry]  # by path inside a folder, such as 'trainer/state.json'
 
 
-@contextmanager
-def hashed(path: Path) -> Iterator[HashedFile]:
-    """A new file to write to. At the end of the block it is on the disk."""
-    with path.open("wb") as file:
-        yield HashedFile(file)
-        file.flush()
-        os.fsync(file.fileno())
+def record(folder: Path, paths: Iterable[Path]) -> Files:
+    """Put finished files of a folder on the disk, and hash them, several at a time."""
+
+    def entry(path: Path) -> Entry:
+        sync(path)
+        return Entry(path.stat().st_size, sha256(path))
+
+    paths = list(paths)
+    with ThreadPoolExecutor(THREADS) as threads:
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        return dict(zip(names, threads.map(entry, paths), strict=True))
 
 
 def sha256(path: Path) -> str:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..files import locked, sync
+from ..files import Files, locked, sync
 from . import manifest
 
 BEST = "best"
@@ -83,7 +83,7 @@ def find(run: Path) -> dict[int, Path]:
     return dict(sorted(paths.items()))
 
 
-def save(run: Path, step: int, identity: str, write: Callable[[Path], manifest.Files], keep: int) -> Path:
+def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], keep: int) -> Path:
     """Make checkpoint-<step>; then remove all but the `keep` newest and the best.
 
     identity: the run's

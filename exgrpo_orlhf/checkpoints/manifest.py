@@ -1,32 +1,25 @@
 """What a checkpoint consists of: manifest.json names its step, its run, and each file with its size and SHA-256.
 
-It is written last and holds a checksum of its own entries. A file is hashed by the process that writes it: on the way
-where its writer takes a stream (`writing`), else straight afterwards (`record_files`). Before a run is resumed,
-`verify` compares every file with it.
+It is written last and holds a checksum of its own entries. A file is hashed by the process that wrote it. Before a run
+is resumed, `verify` compares every file with it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..files import Entry, HashedFile, checksum, hashed, sha256, sync, write
+from ..files import THREADS, Entry, Files, checksum, record, sha256, sync, write
 
 NAME = "manifest.json"
 FORMAT = "exgrpo-checkpoint"
 VERSION = 1
-_THREADS = 8  # files that are hashed at a time
 
 
 class ManifestError(RuntimeError):
     """A checkpoint that is not as it was saved. The message names the file and what is wrong with it."""
-
-
-Files = dict[str, Entry]  # by path inside the checkpoint, such as 'trainer/state.json'
 
 
 class Manifest(NamedTuple):
@@ -38,27 +31,6 @@ class Manifest(NamedTuple):
     files: Files
 
 
-@contextmanager
-def writing(folder: Path, path: Path, files: Files) -> Iterator[HashedFile]:
-    """A file of the checkpoint `folder` to write to. At the end of the block it is on the disk and in `files`."""
-    with hashed(path) as file:
-        yield file
-    files[path.relative_to(folder).as_posix()] = file.entry()
-
-
-def record_files(folder: Path, paths: Iterable[Path]) -> Files:
-    """Put finished files of the checkpoint `folder` on the disk, and hash them."""
-
-    def record(path: Path) -> Entry:
-        sync(path)
-        return Entry(path.stat().st_size, sha256(path))
-
-    paths = list(paths)
-    with ThreadPoolExecutor(_THREADS) as threads:
-        names = [path.relative_to(folder).as_posix() for path in paths]
-        return dict(zip(names, threads.map(record, paths), strict=True))
-
-
 def seal(folder: Path, step: int | None, run: str, written: Files) -> None:
     """Write the manifest of a checkpoint, or of a cached model, that is otherwise complete, and put it on the disk.
 
@@ -68,7 +40,7 @@ def seal(folder: Path, step: int | None, run: str, written: Files) -> None:
     for name, entry in written.items():
         if wrong := _wrong_size(folder / name, entry):
             raise ManifestError(wrong)
-    files = written | record_files(folder, (folder / name for name in sorted(_names(folder) - written.keys())))
+    files = written | record(folder, (folder / name for name in sorted(_names(folder) - written.keys())))
     entries = {
         "format": FORMAT,
         "version": VERSION,
@@ -161,7 +133,7 @@ def _wrong(folder: Path, files: Files, contents: bool) -> list[str]:
     wrong = [problem for name, entry in files.items() if (problem := _wrong_size(folder / name, entry))]
     if wrong or not contents:
         return wrong
-    with ThreadPoolExecutor(_THREADS) as threads:
+    with ThreadPoolExecutor(THREADS) as threads:
         problems = threads.map(_wrong_content, (folder / name for name in files), files.values())
         return [problem for problem in problems if problem]
 

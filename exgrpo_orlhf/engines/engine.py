@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..checkpoints.manifest import Files
 from ..environments.playing import Player, outdated
+from ..files import Files
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory

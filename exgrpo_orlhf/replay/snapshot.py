@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..files import Entry, checksum, hashed, sha256, write
+from ..files import Files, checksum, record, sha256, write
 from ..records import Trajectory
 from .buffer import ReplayBuffer
 from .retirement import RetirementPolicy
@@ -64,7 +64,7 @@ class SnapshotError(ValueError):
     """A snapshot that is missing, torn, or not one of ours."""
 
 
-def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> dict[str, Entry]:
+def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> Files:
     """Write a snapshot to `folder`, which must not exist yet. Returns size and hash of each table.
 
     fingerprint: what makes the token ids meaningful (tokenizer, template); `load` refuses another one
@@ -72,11 +72,9 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> dict[str, Entr
     folder.mkdir(parents=True)
     order = buffer.canonical_order()
     tables = (_question_rows(buffer, order), _QUESTIONS), (_trajectory_rows(buffer, order), TRAJECTORIES)
-    entries = {}
-    for name, (rows, schema) in zip(_TABLES, tables, strict=True):
-        with hashed(folder / name) as file:
-            write_table(rows, schema, file)
-        entries[name] = file.entry()
+    for name, table in zip(_TABLES, tables, strict=True):
+        write_table(*table, folder / name)
+    entries = record(folder, (folder / name for name in _TABLES))
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -184,11 +182,11 @@ def _trajectory_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[A
             yield question_id, *(getattr(trajectory, name) for name in TRAJECTORIES.names[1:-1]), sequence
 
 
-def write_table(rows: Iterable[Sequence[Any]], schema: pa.Schema, file: Any) -> None:
-    """Write rows of values, in the schema's order, as Parquet. file: a path, or a binary file"""
+def write_table(rows: Iterable[Sequence[Any]], schema: pa.Schema, path: Path) -> None:
+    """Write rows of values, in the schema's order, as Parquet."""
     columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in schema]
     arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
-    pq.write_table(pa.table(arrays, schema=schema), file, compression="zstd")
+    pq.write_table(pa.table(arrays, schema=schema), path, compression="zstd")
 
 
 def read_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import torch
 
 from .. import checkpoints
-from ..checkpoints import manifest
 from ..engines.engine import Engine, NonFiniteUpdate
 from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
 from ..explore.run_page import RunPage
+from ..files import Files
 from ..progress import Clock, Progress
 from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, Question, RolloutGroup, Trajectory
@@ -306,7 +306,7 @@ class TrainingRun:
         self.decisions.sync()
         self.metrics.sync()  # rows of steps that a checkpoint has passed would never be written again
 
-        def fill(folder: Path) -> manifest.Files:
+        def fill(folder: Path) -> Files:
             written = self.engine.save(folder)
             tables = snapshot.save(self.buffer, folder / "replay", self.fingerprint)
             if self.prefetched:

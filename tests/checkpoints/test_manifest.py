@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from run_builders import flip, small_bindings, timeless, train_command, train_small
 
-from exgrpo_orlhf import checkpoints
+from exgrpo_orlhf import checkpoints, files
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint, manifest
 from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.models.pretrained import PretrainedModel
@@ -188,24 +188,15 @@ def test_without_its_metrics_a_resumed_run_measures_no_false_first_row(damage, r
 
 
 def test_a_file_that_changes_after_it_was_hashed_ends_the_save(tmp_path):
-    def fill(folder: Path) -> manifest.Files:
+    def fill(folder: Path) -> files.Files:
         (folder / "a").write_bytes(b"123")
-        written = manifest.record_files(folder, [folder / "a"])
+        written = files.record(folder, [folder / "a"])
         (folder / "a").write_bytes(b"12")
         return written
 
     with pytest.raises(checkpoints.CheckpointError, match="a: the file has 2 bytes instead of 3"):
         checkpoints.save(tmp_path, 1, "id", fill, keep=1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_stream_is_hashed_as_the_file_is(tmp_path):
-    files: manifest.Files = {}
-    with manifest.writing(tmp_path, tmp_path / "a", files) as file:
-        for part in (b"one", memoryview(b"two"), b""):
-            file.write(part)
-    assert files == manifest.record_files(tmp_path, [tmp_path / "a"])
-    assert (tmp_path / "a").read_bytes() == b"onetwo"
 
 
 def test_a_power_failure_leaves_a_whole_checkpoint_or_none(warm_model, tmp_path, monkeypatch):

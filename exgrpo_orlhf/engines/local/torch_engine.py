@@ -10,9 +10,9 @@ import torch
 from transformers import AutoTokenizer
 
 from ...checkpoints import name_end_tokens
-from ...checkpoints.manifest import Files, writing
 from ...environments.environment import Environment
 from ...environments.playing import Play, episode_seeds, play, player_of
+from ...files import Files
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Question, Rollout, RolloutGroup
@@ -202,10 +202,8 @@ class TorchEngine(Engine):
         self.tokenizer.save_pretrained(folder)
         name_end_tokens(folder, self.prompts.turn_ends())
         (folder / "trainer").mkdir(exist_ok=True)
-        files: Files = {}
-        with writing(folder, folder / "trainer" / "optimizer.pt", files) as file:
-            self._update.save(file)
-        return files
+        self._update.save(folder / "trainer" / "optimizer.pt")
+        return {}
 
     def load(self, folder: Path) -> None:
         """Loads optimiser and schedule. The weights come with the constructor's `weights_path`."""

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, get_scheduler
 
-from ...files import HashedFile
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
 from ...settings import LocalEngine, Optimizer
@@ -172,9 +171,8 @@ class PolicyUpdate:
         value.backward()
         return float(value.detach())
 
-    def save(self, file: HashedFile) -> None:
-        state = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
-        torch.save(state, file)  # type: ignore[arg-type]  # it only writes
+    def save(self, path: Path) -> None:
+        torch.save({"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}, path)
 
     def load(self, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -21,7 +21,7 @@ from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from ...checkpoints.manifest import Files, record_files, writing
+from ...files import Files, record
 from ...questions.prompts import PromptEncoder
 from ...records import Measured
 from ...settings import LoRA
@@ -177,15 +177,15 @@ def in_order(*args: Any, **kwargs: Any) -> DataLoader[Any]:
 
 
 @contextmanager
-def _hashing(folder: Path, written: Files) -> Iterator[None]:
-    """Within this context, what torch.save writes is hashed on the way. DeepSpeed writes by it."""
+def _noting(written: list[Path]) -> Iterator[None]:
+    """Within this context, the paths are noted that torch.save writes. DeepSpeed writes by it."""
     save = torch.save
 
-    def hashed(value: Any, path: str, *args: Any, **kwargs: Any) -> None:
-        with writing(folder, Path(path), written) as file:
-            save(value, file, *args, **kwargs)  # type: ignore[arg-type]  # it only writes
+    def noted(value: Any, path: str, *args: Any, **kwargs: Any) -> None:
+        save(value, path, *args, **kwargs)
+        written.append(Path(path))
 
-    with patch.object(torch, "save", hashed):
+    with patch.object(torch, "save", noted):
         yield
 
 
@@ -257,10 +257,10 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
     def save_state(self, folder: str, step: int) -> Files:
         """Writes Hugging Face files into `folder` and DeepSpeed's into its subfolder _actor, as OpenRLHF expects.
 
-        Returns the hashes of this rank's own files: DeepSpeed's, hashed as they are written, and Hugging Face's.
+        Returns the hashes of this rank's own files.
         """
-        args, written = self.strategy.args, Files()
-        with _hashing(Path(folder), written):
+        args, written = self.strategy.args, list[Path]()
+        with _noting(written):
             tag, state = f"global_step{step}", {"global_step": step}
             self.strategy.save_ckpt(self.actor.model, str(Path(folder) / "_actor"), tag, KEEP_ALL, KEEP_ALL, state)
         if self.actor.adapter is None:
@@ -268,8 +268,8 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         else:
             self._save_merged(self.actor.adapter, Path(folder))
         if self.strategy.is_rank_0():
-            written |= record_files(Path(folder), [path for path in Path(folder).iterdir() if path.is_file()])
-        return written
+            written += [path for path in Path(folder).iterdir() if path.is_file()]
+        return record(Path(folder), written)
 
     def _save_merged(self, adapter: Adapter, folder: Path) -> None:
         """The model with merged weights, and the adapter."""

@@ -19,8 +19,8 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.utils import get_tokenizer
 
 from ...checkpoints import CheckpointError, name_end_tokens
-from ...checkpoints.manifest import Files
 from ...environments.playing import episode_seeds, player_of
+from ...files import Files
 from ...objective import MixedPolicyLoss
 from ...progress import Clock
 from ...questions.prompts import PromptEncoder
