@@ -26,7 +26,7 @@ def main() -> int:
     terminal.messages()
     from exgrpo_orlhf import config
     from exgrpo_orlhf.study import comparison_charts, comparison_tables
-    from exgrpo_orlhf.study.comparison import ComparisonError, compare, settings
+    from exgrpo_orlhf.study.comparison import ComparisonError, compare, differing_settings
     from exgrpo_orlhf.study.comparison_page import page
     from exgrpo_orlhf.study.store import Store, StoreError
 
@@ -40,7 +40,7 @@ def main() -> int:
         variants = {metric: {curve.run.variant for curve in curves[metric]} for metric in metrics}
         without = [m for m in metrics if arguments.baseline in set().union(*variants.values()) - variants[m]]
         compared = [compare(m, curves[m], None if m in without else arguments.baseline) for m in metrics]
-        mixed = [note for each in compared for note in settings(each.variants)[1]]
+        mixed = [note for each in compared for note in differing_settings(each.variants)[1]]
         notes = [*selection.notes, *dict.fromkeys(mixed)]
         notes += [f"{arguments.baseline} has no {metric}: the others are not compared with it" for metric in without]
         print(comparison_tables.terminal(compared, notes))

@@ -87,7 +87,7 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
 def generated_ahead(engine: TorchEngine, batch: MixedBatch) -> MixedBatch:
     """The batch as if its fresh rows had been generated ahead: sampled by a policy whose log-probs differ from the
     engine's by 0.3, so that some ratios are clipped."""
-    rng, fresh = np.random.default_rng(0), iter(engine.behaviour(batch.groups))
+    rng, fresh = np.random.default_rng(0), iter(engine.behaviour_logprobs(batch.groups))
     groups, rows = [], []
     for group, members in zip(batch.groups, batch.rows, strict=True):
         noise = ((one, next(fresh)) for one in group.rollouts)

@@ -116,7 +116,7 @@ class Engine(ABC):
         """Of each stored episode, whether its environment would answer to its actions otherwise by now."""
         return outdated(self.player, stored) if self.player else [False] * len(stored)
 
-    def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
+    def behaviour_logprobs(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
         """With train.generate_ahead: log-probs of each rollout under the policy that has just sampled it, float32 (A,),
         to be weighed by when the weights have changed. Of all groups' rollouts, in order."""
         measured = self._measure((group.question, one) for group in groups for one in group.rollouts)

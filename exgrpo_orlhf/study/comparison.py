@@ -190,7 +190,7 @@ def _paired_notes(variants: Sequence[ComparedVariant]) -> Iterable[str]:
             yield f"{variant.name}: differences are over {_seeds(common)}, which {base.name} has too"
 
 
-def settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, list[str]], list[str]]:
+def differing_settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, list[str]], list[str]]:
     """(param -> its value in each variant, if variants differ; notes on variants whose own runs differ).
 
     Several values of one variant are joined by ' | '. A missing param is ''.

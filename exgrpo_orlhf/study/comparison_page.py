@@ -8,7 +8,7 @@ from html import escape
 from ..evaluation import html
 from ..evaluation.plots import short
 from . import comparison_charts as charts
-from .comparison import Comparison, settings
+from .comparison import Comparison, differing_settings
 from .comparison_tables import Table, number, remarks, tables
 from .curve import AXES, TrackedRun
 
@@ -62,7 +62,7 @@ def _table(table: Table) -> str:
 
 def _settings(comparisons: Sequence[Comparison]) -> str:
     variants = max((each.variants for each in comparisons), key=len)
-    differing, _ = settings(variants)
+    differing, _ = differing_settings(variants)
     if not differing:
         return html.paragraph("None: all variants have the same parameters.")
     rows = [

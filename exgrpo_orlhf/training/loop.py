@@ -264,7 +264,7 @@ class TrainingRun:
             groups = plan.in_order(verifier.grade_groups(rollouts, engine.decode, graded))
         clock.lap("grade")
         if self.experiment.settings.generate_ahead:
-            groups = prefetch.sampled_by(groups, engine.behaviour(groups), self.steps + 1)
+            groups = prefetch.sampled_by(groups, engine.behaviour_logprobs(groups), self.steps + 1)
             clock.lap("behaviour")
         return groups
 

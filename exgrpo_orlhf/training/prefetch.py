@@ -60,7 +60,7 @@ class PrefetchedBatch(NamedTuple):
 def sampled_by(groups: Sequence[RolloutGroup], logprobs: Sequence[LogProbs], step: int) -> list[RolloutGroup]:
     """The groups with their rollouts' behaviour log-probs and policy version.
 
-    logprobs: of all groups' rollouts, in order (`Engine.behaviour`); step: version of the policy that sampled them
+    logprobs: of all groups' rollouts, in order (`Engine.behaviour_logprobs`); step: version of the sampling policy
     """
     left = iter(logprobs)
     return [

@@ -13,7 +13,7 @@ from study_builders import made
 
 from exgrpo_orlhf.config import variant_of
 from exgrpo_orlhf.study import comparison_charts, comparison_page, comparison_tables, seeds
-from exgrpo_orlhf.study.comparison import ComparisonError, compare, named_by_settings, settings
+from exgrpo_orlhf.study.comparison import ComparisonError, compare, differing_settings, named_by_settings
 from exgrpo_orlhf.study.curve import band
 
 METRIC = "eval/avg"
@@ -146,7 +146,7 @@ def test_bands_are_means_with_intervals_where_all_seeds_are():
 def test_settings_that_differ_are_those_of_the_variants_and_not_the_seed():
     curves = [made(v, s, [0.1, 0.2], **{"train.seed": str(s), "rho": v, "same": "1"}) for v in "ab" for s in (0, 1)]
     curves += [made("c", 0, [0.1, 0.2], rho="c", same="1", more="x")]
-    differing, notes = settings(compare(METRIC, curves, None).variants)
+    differing, notes = differing_settings(compare(METRIC, curves, None).variants)
     assert differing == {"rho": ["a", "b", "c"], "more": ["", "", "x"]}
     assert notes == []
 

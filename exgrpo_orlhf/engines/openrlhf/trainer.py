@@ -174,7 +174,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
 
-    def behaviour(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
+    def behaviour_logprobs(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
         """Of the vLLM engine that sampled them: the actors are at work on the batch before. Raises EngineLost."""
         logprobs: list[LogProbs] = []
         for group in groups:
