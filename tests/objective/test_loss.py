@@ -134,12 +134,6 @@ def test_a_token_without_an_advantage_is_0_however_extreme_its_ratio(clip, repla
     assert grad.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("dual_clip", "clip_high"), [(1.1, 0.2), (3.0, None)])
-def test_a_dual_clip_below_the_clip_or_without_one_is_refused(dual_clip, clip_high):
-    with pytest.raises(ValueError, match=r"dual_clip must be at least 1 \+ MixedPolicyLoss.clip_high"):
-        MixedPolicyLoss(dual_clip=dual_clip, clip_high=clip_high, clip_low=clip_high)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_truncated_fresh_weight_is_finite_where_the_clip_has_no_bound(dtype):
     """A < 0: the clip leaves w = e^100 as it is."""

@@ -20,11 +20,6 @@ def graded(n_correct: int, n: int) -> list[RolloutGroup]:
 # -- how much is replayed ---------------------------------------------------------------------------------------------
 
 
-def test_a_rho_that_replays_no_question_is_refused():
-    with pytest.raises(ValueError, match=r"ReplayMixer\.rho · train\.questions_per_step = 0\.8 is rounded down to 0"):
-        mixer(4, rho=0.2)
-
-
 @pytest.mark.parametrize(
     ("rho", "b", "replayed"),
     [
@@ -66,6 +61,11 @@ def test_question_is_at_most_once_in_a_batch_even_when_it_is_next_in_the_fresh_q
     assert [question.id for question in plan.fresh] == order[1:4]
     off = mixer(4, rho=0).plan(fresh, buffer, 2)
     assert [question.id for question in off.fresh] == [order[0], *order[4:7]]
+
+
+def test_mu_above_k_successes_is_refused():
+    with pytest.raises(ValueError, match=r"QuestionSampler\.mu must lie in \[0, K\] = \[0, 4\]"):
+        mixer(sampler=QuestionSampler(mu=4.5, unit="successes"))
 
 
 def test_a_plan_carries_every_stored_trajectory_of_its_replayed_questions():
@@ -299,52 +299,3 @@ def test_a_mixers_state_with_missing_or_unknown_entries_is_refused():
     for wrong in ({"rng": state["rng"]}, {"started_at": 1}, {**state, "rho": 0.5}, {}):
         with pytest.raises(KeyError):
             mixer().load_state_dict(wrong)
-
-
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rho": -0.1}, r"ReplayMixer\.rho must lie in \[0, 1\], got -0\.1"),
-        ({"rho": 1.1}, r"ReplayMixer\.rho"),
-        ({"rho": float("nan")}, r"ReplayMixer\.rho"),
-        ({"rho_end": 0.5}, r"ReplayMixer\.rho_end and ReplayMixer\.rho_steps are both .* got 0\.5 and None"),
-        ({"rho_steps": 5}, r"ReplayMixer\.rho_end and ReplayMixer\.rho_steps are both .* got None and 5"),
-        ({"rho_end": 1.5, "rho_steps": 5}, r"ReplayMixer\.rho_end must lie in \[0, 1\].* got 1\.5"),
-        ({"rho_end": 0.5, "rho_steps": 0}, r"ReplayMixer\.rho_steps must be at least 1.* got 0"),
-        ({"start_at_accuracy": 1.0}, r"ReplayMixer\.start_at_accuracy must lie in \[0, 1\)"),
-        ({"start_at_accuracy": -0.1}, r"ReplayMixer\.start_at_accuracy"),
-        (
-            {"fresh_beside": 0},
-            r"ReplayMixer\.fresh_beside must be a whole number in \[1, train\.group_size − 1\] = \[1, 3\], .* 0$",
-        ),
-        ({"fresh_beside": 4}, r"ReplayMixer\.fresh_beside .* got 4"),
-        ({"fresh_beside": 1.5}, r"ReplayMixer\.fresh_beside .* got 1\.5"),
-        ({"fresh_beside": "most"}, r"ReplayMixer\.fresh_beside .* got 'most'"),
-        ({"max_pool_share": 0.0}, r"ReplayMixer\.max_pool_share must lie in \(0, 1\].* got 0\.0"),
-        ({"max_pool_share": 1.5}, r"ReplayMixer\.max_pool_share .* got 1\.5"),
-        ({"max_pool_share": float("nan")}, r"ReplayMixer\.max_pool_share"),
-        (
-            {"late_injection": "newest"},
-            r"ReplayMixer\.late_injection = 'newest' plans no .*\.rho must be 0 .* 0\.5, None and None",
-        ),
-        (
-            {"late_injection": "newest", "rho": 0, "rho_end": 0.5, "rho_steps": 3},
-            r"late_injection .* 0\.5 and None",
-        ),
-        ({"late_injection": "oldest", "rho": 0}, r"ReplayMixer\.late_injection must be one of 'newest', 'selected'"),
-        ({"store_up_to": 0.0}, r"ReplayMixer\.store_up_to must be an accuracy in \(0, 1\], 'one_success' .* got 0\.0"),
-        ({"store_up_to": 1.5}, r"ReplayMixer\.store_up_to .* got 1\.5"),
-        ({"store_up_to": float("nan")}, r"ReplayMixer\.store_up_to .* got nan"),
-        ({"store_up_to": "two"}, r"ReplayMixer\.store_up_to .* got 'two'"),
-        (
-            {"sampler": QuestionSampler(mu=4.5, unit="successes")},
-            r"QuestionSampler\.mu must lie in \[0, K\] = \[0, 4\]",
-        ),
-    ],
-)
-def test_settings_without_a_meaning_are_refused_with_the_binding_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        mixer(**settings)
