@@ -211,24 +211,6 @@ def test_experts_are_read_once_and_a_resumed_run_has_them_from_its_checkpoint(wa
     assert timeless[0] == timeless[1]
 
 
-@pytest.mark.parametrize(
-    ("bindings", "message"),
-    [
-        ([], r"ReplayMixer\.collects = False leaves nothing .* Work\.experience"),
-        (["Work.experience = 'a.jsonl'", "ReplayMixer.rho = 0.0"], r"with ReplayMixer\.rho = 0 never replays"),
-        (["Work.experience = 'a.jsonl'", "ReplayBuffer.max_age = 2"], r"ReplayBuffer\.max_age = 2 would empty"),
-    ],
-)
-def test_collecting_nothing_with_nothing_to_replay_is_refused(bindings, message):
-    with pytest.raises(config.ConfigError, match=message):
-        config.load(["toy.gin"], ["ReplayMixer.collects = False", *bindings])
-
-
-def test_an_oracle_needs_a_checker_of_reasoning():
-    with pytest.raises(config.ConfigError, match=r"ReplayMixer\.only_sound needs .* Verifier\.kind is 'exact'"):
-        config.load(["ablations/only_sound.gin"], ["Verifier.kind = 'exact'"])
-
-
 def test_experience_without_a_candidate_is_refused_where_nothing_is_collected(warm_model, tmp_path):
     with pytest.raises(ValueError, match=r"experts\.jsonl: there is nothing to replay in it"):
         load(warm_model, write(tmp_path / "experts.jsonl"))

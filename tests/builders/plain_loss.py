@@ -28,7 +28,10 @@ class PlainRow:
 
 def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int) -> tuple[float, float]:
     """−(objective of one token), and its derivative in log π_θ."""
-    w, advantage = math.exp(row.logprobs[t] - row.behaviour[t]), row.advantage
+    log_w, advantage = row.logprobs[t] - row.behaviour[t], row.advantage
+    w = math.exp(log_w) if log_w < 700 else math.inf
+    if not advantage:
+        return 0.0, 0.0
     if not row.replayed:
         if loss.max_fresh_weight is not None:  # a truncated weight keeps its gradient
             w = min(w, loss.max_fresh_weight)
@@ -45,8 +48,8 @@ def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int) -> tuple[float, flo
     if loss.max_weight is not None:  # a truncated weight keeps its gradient: dw̄/d log π = w̄
         w = min(w, loss.max_weight)
     if loss.shaping:
-        f = w / (w + loss.beta)
-        slope = w * loss.beta / (w + loss.beta) ** 2  # dw/d log π = w
+        f = 1 / (1 + loss.beta / w) if w else 0.0
+        slope = f * loss.beta / (w + loss.beta)  # dw/d log π = w
         return -f * advantage, -slope * advantage
     return -w * advantage, -w * advantage
 

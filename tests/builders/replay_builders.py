@@ -42,6 +42,32 @@ def trajectory(tokens=(1, 2), step=0, logprob=-0.5, reward=1.0, finish="stop", s
     return Trajectory(ids, np.full(len(ids), logprob, np.float32), reward, step, finish, sound)
 
 
+def plain(one: Trajectory) -> tuple:
+    """All of a trajectory, to be compared."""
+    arrays = one.token_ids.tobytes(), one.behaviour_logprobs.tobytes()
+    return *arrays, one.reward, one.step, one.finish, one.sound, one.key
+
+
+def view(buffer: ReplayBuffer) -> dict:
+    """All that a buffer holds, to be compared; the order in each bucket and of retirement too."""
+    return {
+        "records": {
+            question_id: (
+                *(record.accuracy, record.observed_step, record.streak),
+                [(one.sequence, plain(one.trajectory)) for one in record.stored],
+            )
+            for question_id, record in buffer.records.items()
+        },
+        "retired": list(buffer.retired.items()),
+        "next": buffer.next_sequence,
+        "buckets": {a: [members[i] for i in range(len(members))] for a, members in buffer.candidates.items()},
+        "counts": (
+            *(buffer.n_candidates, buffer.n_with_trajectories),
+            *(buffer.n_trajectories, buffer.n_tokens, buffer.n_bytes),
+        ),
+    }
+
+
 def mixer(b=8, seed=0, group_size=K, **settings) -> ReplayMixer:
     rng = np.random.default_rng(seed)
     settings = {"sampler": QuestionSampler(), "buckets": DifficultyBuckets(), "start_at_accuracy": None, **settings}

@@ -249,18 +249,57 @@ BAD = [
     ("ModularChains.count = 0", "ModularChains.count"),
     ("train.group_size = 100000000", "train.questions_per_step · train.group_size = 3,200,000,000 rows in a batch"),
     ("import os", "only bindings"),
+    ("DynamicSampling.max_rounds = -1", "DynamicSampling.max_rounds must be at least 0"),
+    (
+        "DynamicSampling.max_rounds = 0\nDynamicSampling.max_reward = 0.5",
+        "leave no group out with DynamicSampling.max_rounds = 0",
+    ),
+    (
+        "DynamicSampling.max_reward = 0.5\nDynamicSampling.min_reward = 0.6\nDynamicSampling.max_rounds = 1",
+        "min_reward must be at most DynamicSampling.max_reward, got 0.6 and 0.5",
+    ),
+    ("DynamicSampling.masks = True", "masks needs DynamicSampling.min_reward or max_reward"),
+    (
+        "DynamicSampling.masks = True\nDynamicSampling.min_reward = 0.5\nDynamicSampling.max_rounds = 2",
+        "DynamicSampling.max_rounds = 0",
+    ),
+    ("ReplayMixer.collects = False", "ReplayMixer.collects = False leaves nothing to replay but Work.experience"),
+    (
+        "ReplayMixer.collects = False\nReplayMixer.rho = 0.0\nWork.experience = 'a.jsonl'",
+        "with ReplayMixer.rho = 0 never replays",
+    ),
+    (
+        "ReplayMixer.collects = False\nReplayBuffer.max_age = 2\nWork.experience = 'a.jsonl'",
+        "ReplayBuffer.max_age = 2 would empty",
+    ),
+    ("ReplayMixer.only_sound = True\nVerifier.kind = 'exact'", "Verifier.kind is 'exact'"),
+    *(
+        (f"{binding}\nEnvironment.path = 'x.py'", "ReplayMixer.only_sound and Verifier.format need Environment.reward")
+        for binding in ("ReplayMixer.only_sound = True", "Verifier.format = 'boxed'")
+    ),
+    (
+        "Work.experience = 'experts.jsonl'\nEnvironment.path = 'x.py'",
+        "a text does not say which of its tokens are an environment's",
+    ),
+    ("Evaluation.top_p = 0.0", "Evaluation.top_p must lie in (0, 1]"),
+    ("Evaluation.disjoint_from = 'papers'", "there is no suite 'papers'; did you mean paper"),
+    *(
+        (f"{binding}\nReplayBuffer.difficulty = 'reward_spread'", "'reward_spread' has levels of its own")
+        for binding in ("QuestionSampler.partition = 'level'", "DifficultyBuckets.quantiles = (0.3, 0.6)")
+    ),
+    *((f"train.generate_ahead = {value}", f"train.generate_ahead takes bool, got {value}") for value in (1, 2, 0.5)),
 ]
 
 
 @pytest.mark.parametrize(("binding", "message"), BAD)
 def test_a_wrong_binding_is_refused_by_its_name_and_in_a_file_with_its_line(binding, message, tmp_path):
     with pytest.raises(config.ConfigError, match=re.escape(message)):
-        config.load(["base.gin"], [binding])
+        config.load(["base.gin"], binding.split("\n"))
     (tmp_path / "mine.gin").write_text(f"include 'base.gin'\n\n# a comment\n{binding}\n")
     with pytest.raises(config.ConfigError) as caught:
         config.load([tmp_path / "mine.gin"])
     assert message in str(caught.value)
-    unlocated = ("must be bound", "no file gives it a value")  # what is missing has no place
+    unlocated = ("must be bound", "no file gives it a value", "there is no suite")  # what is missing has no place
     assert "mine.gin, line 4" in str(caught.value) or any(text in str(caught.value) for text in unlocated)
 
 

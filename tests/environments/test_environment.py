@@ -1,4 +1,4 @@
-"""The settings of an environment, and the check of its file before anything is generated."""
+"""The check of an environment's file before anything is generated."""
 
 from __future__ import annotations
 
@@ -43,23 +43,6 @@ def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source
     assert message.startswith(f"Environment.path = {one.path!r} cannot be used: ")
     assert line in message
     assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"path": "game"}, "Environment.path must be the name of a .py file"),
-        ({"reward": "both"}, "Environment.reward must be one of 'environment', 'verifier'"),
-        ({"max_turns": 0}, "Environment.max_turns must be at least 1"),
-        ({"stop": "</call>"}, "Environment.stop must be a tuple of texts"),
-        ({"stop": ("",)}, "Environment.stop must be a tuple of texts, none of them empty"),
-        ({"timeout": float("inf")}, "Environment.timeout must be positive and finite"),
-        ({"memory": 32}, "Environment.memory must be at least 64"),
-    ],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        Environment(**settings)
 
 
 def test_without_a_path_there_is_nothing_to_check():

@@ -191,19 +191,6 @@ def test_an_agent_file_of_openrlhf_is_played_as_it_is(warm_model):
             assert one.turns == 3 or one.grade.correct
 
 
-@pytest.mark.parametrize(
-    ("bindings", "message"),
-    [
-        (["ReplayMixer.only_sound = True"], "ReplayMixer.only_sound and Verifier.format need Environment.reward"),
-        (["Verifier.format = 'boxed'"], "ReplayMixer.only_sound and Verifier.format need Environment.reward"),
-        (["Work.experience = 'experts.jsonl'"], "a text does not say which of its tokens are an environment's"),
-    ],
-)
-def test_what_an_environment_cannot_do_is_refused(bindings, message):
-    with pytest.raises(config.ConfigError, match=message):
-        config.load(["toy.gin"], ["Environment.path = 'chain_calculator.py'", *bindings])
-
-
 def test_each_turn_has_its_own_room(warm_model, own):
     """Rows of one batch have different room."""
     _, groups = played(warm_model, own(added="1" * 20), n=2)

@@ -94,18 +94,6 @@ def test_a_validation_question_of_a_test_suite_is_refused(warm_model, tmp_path, 
         trained(warm_model, tmp_path / "other", *bindings)
 
 
-@pytest.mark.parametrize(
-    ("binding", "message"),
-    [
-        ("Evaluation.top_p = 0.0", r"Evaluation\.top_p must lie in \(0, 1\]"),
-        ("Evaluation.disjoint_from = 'papers'", r"there is no suite 'papers'; did you mean paper"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(binding, message, warm_model):
-    with pytest.raises(config.ConfigError, match=message):
-        config.load(("toy.gin",), small_bindings(warm_model, binding))
-
-
 def test_scores_by_level_are_of_levels_that_are_numbers(warm_model, tmp_path):
     """A field of the same name in a user's file may hold a text, such as the worked steps of each question."""
     lines = [{"prompt": f"{i}+5=", "answer": str((i + 5) % 10), "steps": f"add 5 to {i}"} for i in range(4)]

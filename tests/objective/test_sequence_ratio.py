@@ -11,7 +11,6 @@ from plain_loss import NORMALIZERS, PlainRow, evaluated, plain_loss, random_rows
 
 from exgrpo_orlhf.objective import MixedPolicyLoss
 
-RATIOS = ("token", "sequence")
 CLIPS = [(None, None), (0.2, 0.2), (0.05, 0.1)]
 
 
@@ -55,35 +54,6 @@ def test_fresh_rows_have_the_ratio_of_the_sequence_and_replayed_ones_their_token
         replayed_value, replayed_gradient, _ = plain_loss(MixedPolicyLoss(**common), silenced)
         assert value == pytest.approx(fresh_value + replayed_value, rel=1e-11, abs=1e-14)
         np.testing.assert_allclose(gradient, np.add(fresh_gradient, replayed_gradient), rtol=1e-9, atol=1e-14)
-
-
-def test_a_clipped_response_loses_the_gradient_of_all_its_tokens_and_another_keeps_that_of_all():
-    """Above the clip with A > 0, below it with A < 0, though single tokens are inside; and a token far outside."""
-    loss = MixedPolicyLoss(ratio="sequence", clip_low=0.2, clip_high=0.2, normalizer="sequences")
-    row = PlainRow([-1.0] * 3, [-2.0, -2.0, -1.05], [-1.0] * 3, [0.0] * 3, 0.5, False)
-    outside = [row, replace(row, behaviour=[-0.2, -0.2, -1.0], advantage=-0.5)]
-    value, gradient, _ = evaluated(loss, outside)
-    assert value == pytest.approx((-1.2 * 0.5 + 0.8 * 0.5) / 2)
-    assert gradient.tolist() == [0.0] * 6
-    assert all(evaluated(loss, [replace(one, advantage=-one.advantage) for one in outside])[1].tolist())
-    inside = [replace(row, behaviour=[-2.0, 0.0, -1.1])]
-    assert all(evaluated(loss, inside)[1].tolist())
-
-
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_at_a_ratio_of_one_both_ratios_have_the_same_value_and_gradient(normalizer):
-    rows = [row if row.replayed else replace(row, behaviour=row.logprobs) for row in random_rows(1)]
-    token, sequence = (evaluated(MixedPolicyLoss(ratio=ratio, normalizer=normalizer), rows) for ratio in RATIOS)
-    assert sequence[0] == pytest.approx(token[0], rel=1e-12)
-    np.testing.assert_allclose(sequence[1], token[1], rtol=1e-12, atol=1e-16)
-
-
-def test_micro_batches_of_whole_rows_add_up_to_the_loss_of_the_step():
-    loss, rows = MixedPolicyLoss(ratio="sequence", clip_low=0.05, clip_high=0.1), random_rows(3)
-    value, gradient, _ = evaluated(loss, rows)
-    parts = [evaluated(loss, rows, members) for members in (range(5), range(5, len(rows)))]
-    assert value == pytest.approx(sum(part[0] for part in parts), rel=1e-12)
-    np.testing.assert_allclose(gradient, np.concatenate([part[1] for part in parts]), rtol=1e-12)
 
 
 @pytest.mark.parametrize(("extreme", "advantage"), [(200.0, 0.5), (-200.0, 0.5), (-200.0, -0.5)])

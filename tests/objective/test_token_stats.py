@@ -66,26 +66,20 @@ def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bi
         assert torch.allclose(a, b, rtol=1e-5, atol=3e-5)
 
 
-@pytest.mark.parametrize("use", [(True, False), (False, True)])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_one_output_used_alone_has_the_plain_gradient(use, temperature):
-    hidden, weight, offsets, targets = inputs(torch.float64)
-    leaves = [hidden, weight, offsets]
-    slopes = gradients(chunked(hidden, weight, offsets, targets, temperature), leaves, use)
-    expected = gradients(plain(hidden, weight, offsets, targets, temperature), leaves, use)
-    for a, b in zip(slopes, expected, strict=True):
-        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+BOTH, ALL = (True, True), (0, 1, 2)
 
 
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)])
-def test_only_the_inputs_that_need_a_gradient_get_one(wanted):
-    leaves = [tensor.detach() for tensor in inputs(torch.float64)[:3]]
-    targets = inputs()[3]
-    for i in wanted:
-        leaves[i].requires_grad_()
+@pytest.mark.parametrize(
+    ("use", "wanted"),
+    [((True, False), ALL), ((False, True), ALL), (BOTH, (0,)), (BOTH, (1,)), (BOTH, (2,)), (BOTH, (0, 2))],
+)
+def test_an_output_used_alone_and_inputs_that_alone_need_a_gradient_have_the_plain_one(use, wanted):
+    *leaves, targets = inputs(torch.float64)
+    for i, leaf in enumerate(leaves):
+        leaf.requires_grad_(i in wanted)
     needed = [leaves[i] for i in wanted]
-    slopes = gradients(chunked(*leaves, targets, 0.7), needed)
-    for a, b in zip(slopes, gradients(plain(*leaves, targets, 0.7), needed), strict=True):
+    slopes = gradients(chunked(*leaves, targets, 0.7), needed, use)
+    for a, b in zip(slopes, gradients(plain(*leaves, targets, 0.7), needed, use), strict=True):
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 

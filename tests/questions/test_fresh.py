@@ -5,22 +5,18 @@ import logging
 
 import numpy as np
 import pytest
+from replay_builders import QUESTIONS
 
 from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.questions.fresh_sampler import FreshSampler
-from exgrpo_orlhf.records import Question
-
-
-def questions(n: int) -> list[Question]:
-    return [Question.make("sums", f"{i}+1=", str(i + 1)) for i in range(n)]
 
 
 def source(n: int, seed: int = 0) -> FreshQuestions:
-    return FreshQuestions(questions(n), np.random.default_rng(seed))
+    return FreshQuestions(QUESTIONS[:n], np.random.default_rng(seed))
 
 
 def weighted(n: int, seed: int = 0) -> FreshQuestions:
-    return FreshSampler(by="accuracy").over(questions(n), np.random.default_rng(seed))
+    return FreshSampler(by="accuracy").over(QUESTIONS[:n], np.random.default_rng(seed))
 
 
 of_both = pytest.mark.parametrize("source", [source, weighted])
@@ -36,7 +32,7 @@ def epochs(fresh: FreshQuestions, count: int) -> list[list[str]]:
 
 def test_each_epoch_is_a_permutation_of_the_set_in_an_order_of_its_own():
     """T7."""
-    fresh, ids, orders = source(20), sorted(question.id for question in questions(20)), set()
+    fresh, ids, orders = source(20), sorted(question.id for question in QUESTIONS[:20]), set()
     for i in range(4):
         (epoch,) = epochs(fresh, 1)
         assert sorted(epoch) == ids
@@ -70,7 +66,7 @@ def test_an_excluded_question_is_not_lost():
 @of_both
 def test_fewer_questions_than_asked_give_all_of_them_once(source):
     fresh = source(5)
-    ids = {question.id for question in questions(5)}
+    ids = {question.id for question in QUESTIONS[:5]}
     for _ in range(4):
         batch = draw(fresh, 8)
         assert len(batch) == 5
@@ -93,7 +89,7 @@ def test_retired_questions_leave_only_from_the_next_epoch():
 @of_both
 def test_all_retired_return_with_a_warning(source, caplog):
     """T14: the run does not end silently."""
-    fresh, ids = source(6), {question.id for question in questions(6)}
+    fresh, ids = source(6), {question.id for question in QUESTIONS[:6]}
     with caplog.at_level(logging.WARNING):
         assert set(draw(fresh, 6)) == ids
         assert not caplog.records
@@ -109,7 +105,7 @@ def test_a_restored_cursor_continues_exactly(consumed):
     straight, interrupted = source(10, seed=5), source(10, seed=5)
     for fresh in (straight, interrupted):
         for i in range(consumed):
-            draw(fresh, 1, exclude=[questions(10)[i % 10].id])
+            draw(fresh, 1, exclude=[QUESTIONS[i % 10].id])
     resumed = source(10, seed=99)
     resumed.load_state_dict(json.loads(json.dumps(interrupted.state_dict())))
     assert [draw(resumed, 3) for _ in range(20)] == [draw(straight, 3) for _ in range(20)]
@@ -132,7 +128,7 @@ def test_a_state_of_another_question_set_is_refused(source):
     state = source(10).state_dict()
     with pytest.raises(ValueError, match="another question set"):
         source(11).load_state_dict(state)
-    state["fingerprint"] = FreshQuestions(questions(10)[::-1], np.random.default_rng(0)).state_dict()["fingerprint"]
+    state["fingerprint"] = FreshQuestions(QUESTIONS[9::-1], np.random.default_rng(0)).state_dict()["fingerprint"]
     with pytest.raises(ValueError, match="another question set"):
         source(10).load_state_dict(state)
 
@@ -154,4 +150,4 @@ def test_empty_and_repeating_sets_are_refused():
     with pytest.raises(ValueError, match="empty"):
         FreshQuestions([], np.random.default_rng(0))
     with pytest.raises(ValueError, match="twice"):
-        FreshQuestions([*questions(3), questions(1)[0]], np.random.default_rng(0))
+        FreshQuestions([*QUESTIONS[:3], QUESTIONS[0]], np.random.default_rng(0))

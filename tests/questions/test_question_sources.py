@@ -149,21 +149,6 @@ def test_a_question_of_two_sources_comes_once_and_other_answers_are_said(caplog)
         QuestionMix((a, Made("b", 3))).load()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (((), None), r"QuestionMix\.sources is empty"),
-        (((Made("a", 1),), (1, 2)), r"QuestionMix\.weights has 2 numbers for 1 QuestionMix\.sources"),
-        (((Made("a", 1),), (0,)), r"QuestionMix\.weights must be positive"),
-        (((Made("a", 1),), None, 5), r"QuestionMix\.size = 5 needs QuestionMix\.weights"),
-        (((Made("a", 1), Made("b", 1)), (1, 1), 1), r"QuestionMix\.size must be at least 1 for each source"),
-    ],
-)
-def test_a_mix_that_makes_no_sense_names_the_binding(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        QuestionMix(*arguments)
-
-
 def test_a_size_that_a_source_cannot_fill_says_how_large_it_can_be():
     mix = QuestionMix((Made("a", 100), Made("b", 10, 1000)), (1, 1), size=50)
     with pytest.raises(ValueError, match=r"size = 50 asks source 1 for 25 .* it has 10; .* can be 20 at most"):

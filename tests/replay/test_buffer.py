@@ -1,13 +1,14 @@
-"""The replay buffer against a naive one."""
+"""The replay buffer against a naive one: what it holds, what it forgets, and what it costs."""
 
 import random
 import tracemalloc
 from fractions import Fraction
 
 import pytest
-from replay_builders import REWARDS, group, trajectory
+from replay_builders import REWARDS, group, plain, trajectory, view
 
-from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.records import Trajectory
+from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.replay.indexed_set import IndexedSet
 
 
@@ -18,35 +19,6 @@ def filled(n: int, accuracies=(Fraction(1, 4), Fraction(1, 2), Fraction(3, 4)), 
         buffer.record(question_id, accuracies[i % len(accuracies)], 0)
         buffer.store([(question_id, trajectory([i, 1]))])
     return buffer
-
-
-# -- accuracy ---------------------------------------------------------------------------------------------------------
-
-
-def test_accuracy_zero_moves_the_bucket_and_keeps_the_trajectories():
-    """T5: a question that falls to 0 is no candidate while at 0, and one again, with its trajectories, when solved."""
-    buffer = filled(1, [Fraction(1, 2)])
-    buffer.observe([group(["wrong"] * 7, "q0", replayed=True)], 1)
-    assert buffer.records["q0"].accuracy == 0
-    assert buffer.n_candidates == 0
-    assert not buffer.candidates
-    assert (buffer.n_with_trajectories, buffer.n_trajectories) == (1, 1)
-    buffer.observe([group(["correct", "wrong", "wrong", "wrong"], "q0")], 2)
-    assert {accuracy: list(members) for accuracy, members in buffer.candidates.items()} == {Fraction(1, 4): ["q0"]}
-    assert [list(t.token_ids) for t in buffer.trajectories("q0")] == [[0, 1]]
-
-
-def test_an_unsolved_question_stays_a_candidate_where_asked_as_long_as_something_of_it_is_stored():
-    buffer = ReplayBuffer(RetirementPolicy(), per_question=2, max_age=4, replays_unsolved=True)
-    buffer.observe([group(["correct", "wrong"], q) for q in ("stored", "retired")], 1)
-    buffer.store([(q, trajectory([1], step=1)) for q in ("stored", "retired")])
-    buffer.observe([group(["wrong"], q, replayed=True) for q in ("stored", "retired", "never stored")], 2)
-    assert {a: set(members) for a, members in buffer.candidates.items()} == {Fraction(0): {"stored", "retired"}}
-    buffer.observe([group(["correct"], "retired", replayed=True)], 3)
-    assert {a: list(members) for a, members in buffer.candidates.items()} == {Fraction(0): ["stored"]}
-    buffer.advance(6)
-    assert len(buffer.changes.evicted) == 1
-    assert not buffer.candidates
 
 
 @pytest.mark.parametrize(
@@ -90,76 +62,77 @@ def test_nothing_retires_when_retirement_is_off():
 
 
 class NaiveBuffer:
-    """The same rules over plain lists, everything derived anew at each look."""
+    """The rules of a buffer, over plain lists: everything is derived anew at each look."""
 
-    def __init__(self, replays_unsolved=False):
-        self.replays_unsolved = replays_unsolved
-        self.accuracy, self.observed, self.stored, self.retired = {}, {}, {}, {}
+    def __init__(self, rules: ReplayBuffer):
+        self.rules, self.accuracy, self.observed, self.streak, self.retired = rules, {}, {}, {}, {}
+        self.rows: list[tuple[str, int, Trajectory]] = []  # question, sequence; the oldest first
+        self.evicted, self.next = [], 0
+
+    def advance(self, step):
+        self.evicted = []
+        if self.rules.max_age is not None:
+            self.evict([row for row in self.rows if row[2].step < step - self.rules.max_age])
+        if (after := self.rules.retirement.returns_after) is not None:
+            self.retired = {q: since for q, since in self.retired.items() if since > step - after}
 
     def observe(self, question_id, correct, graded, rollouts, step):
         if graded < min(2, rollouts) or not graded or question_id in self.retired:
             return
         self.record(question_id, Fraction(correct, graded), step)
-        if correct == graded:
+        self.streak[question_id] = self.streak[question_id] + 1 if correct == graded else 0
+        if self.streak[question_id] == self.rules.retirement.times_in_a_row:
             self.retire(question_id, step)
 
     def record(self, question_id, accuracy, step):
         self.accuracy[question_id], self.observed[question_id] = accuracy, step
-        self.stored.setdefault(question_id, [])
+        self.streak.setdefault(question_id, 0)
 
-    def store(self, question_id, tokens, logprob, step):
-        if question_id in self.retired:
-            return
-        rest = [row for row in self.stored[question_id] if row[0] != tokens]
-        self.stored[question_id] = [*rest, (tokens, logprob, step)]
+    def store(self, experience):
+        for question_id, one in experience:
+            if question_id not in self.retired:
+                self.rows = [row for row in self.rows if (row[0], row[2].key) != (question_id, one.key)]
+                self.rows.append((question_id, self.next, one))
+                self.next += 1
+                of_question = [row for row in self.rows if row[0] == question_id]
+                self.evict(of_question[: -(self.rules.per_question or 1000)])
+        while self.rules.max_bytes is not None and self.n_bytes() > self.rules.max_bytes:
+            self.evict(self.rows[:1])
+
+    def evict(self, gone):
+        self.rows = [row for row in self.rows if row not in gone]
+        self.evicted += [question_id for question_id, *_ in gone]
 
     def remove(self, question_id):
-        for table in (self.accuracy, self.observed, self.stored):
+        for table in (self.accuracy, self.observed, self.streak):
             del table[question_id]
+        self.rows = [row for row in self.rows if row[0] != question_id]
 
     def retire(self, question_id, step):
         self.remove(question_id)
         self.retired[question_id] = step
 
+    def n_bytes(self):
+        return sum(8 * len(one) + 64 for *_, one in self.rows)
+
     def view(self):
+        stored = {q: [(n, plain(one)) for owner, n, one in self.rows if owner == q] for q in self.accuracy}
         buckets = {}
         for question_id, accuracy in self.accuracy.items():
-            if (accuracy > 0 or self.replays_unsolved) and self.stored[question_id]:
+            if (accuracy > 0 or self.rules.replays_unsolved) and stored[question_id]:
                 buckets.setdefault(accuracy, set()).add(question_id)
-        trajectories = [row for rows in self.stored.values() for row in rows]
+        counts = (sum(map(len, buckets.values())), sum(map(bool, stored.values())), len(self.rows))
         return {
-            "records": {q: (self.accuracy[q], self.observed[q], self.stored[q]) for q in self.accuracy},
-            "retired": self.retired,
+            "records": {q: (self.accuracy[q], self.observed[q], self.streak[q], stored[q]) for q in self.accuracy},
+            "retired": list(self.retired.items()),
+            "next": self.next,
             "buckets": buckets,
-            "counts": (
-                sum(map(len, buckets.values())),
-                sum(bool(rows) for rows in self.stored.values()),
-                len(trajectories),
-                sum(len(tokens) for tokens, _, _ in trajectories),
-            ),
+            "counts": (*counts, sum(len(one) for *_, one in self.rows), self.n_bytes()),
         }
 
 
-def view(buffer: ReplayBuffer):
-    return {
-        "records": {
-            question_id: (
-                record.accuracy,
-                record.observed_step,
-                [
-                    (tuple(t.token_ids.tolist()), float(t.behaviour_logprobs[0]), t.step)
-                    for t in buffer.trajectories(question_id)
-                ],
-            )
-            for question_id, record in buffer.records.items()
-        },
-        "retired": dict(buffer.retired),
-        "buckets": {accuracy: set(members) for accuracy, members in buffer.candidates.items()},
-        "counts": (buffer.n_candidates, buffer.n_with_trajectories, buffer.n_trajectories, buffer.n_tokens),
-    }
-
-
-def random_step(buffer, naive, draw, step):
+def change(buffer, naive, draw, step):
+    """One random change of both."""
     question_id = f"q{draw.randrange(12)}"
     action = draw.choice(["observe", "observe", "record", "store", "store", "store", "store", "retire", "remove"])
     if action == "observe":
@@ -172,11 +145,15 @@ def random_step(buffer, naive, draw, step):
         accuracy = Fraction(draw.randrange(5), 4)
         buffer.record(question_id, accuracy, step)
         naive.record(question_id, accuracy, step)
-    elif action == "store" and (question_id in naive.accuracy or question_id in naive.retired):
-        tokens = tuple(draw.choices([1, 2], k=draw.choice([1, 2])))
-        logprob = -draw.randrange(1, 9) / 8
-        buffer.store([(question_id, trajectory(tokens, step, logprob))])
-        naive.store(question_id, tokens, logprob, step)
+    elif action == "store":
+        known = sorted({*naive.accuracy, *naive.retired})
+        lengths = [1, 2] * 20 + [draw.choice([3, 200])]  # 200: larger than the limit of bytes
+        experience = []
+        for _ in range(draw.randrange(5) if known else 0):
+            tokens, logprob = draw.choices([1, 2], k=draw.choice(lengths)), -draw.randrange(1, 9) / 8
+            experience.append((draw.choice(known), trajectory(tokens, step, logprob)))
+        buffer.store(experience)
+        naive.store(experience)
     elif question_id in naive.accuracy and action == "retire" and draw.random() < 0.3:
         buffer.retire(question_id, step)
         naive.retire(question_id, step)
@@ -187,32 +164,41 @@ def random_step(buffer, naive, draw, step):
 
 @pytest.mark.parametrize("replays_unsolved", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_buffer_equals_a_naive_one_after_every_change(seed, replays_unsolved):
-    draw, naive = random.Random(seed), NaiveBuffer(replays_unsolved)
-    buffer = ReplayBuffer(RetirementPolicy(), replays_unsolved=replays_unsolved)
-    for step in range(150):
-        random_step(buffer, naive, draw, step)
-        assert view(buffer) == naive.view()
+def test_buffer_equals_a_naive_one_after_every_change(seed, replays_unsolved, tmp_path):
+    """T5: a question that falls to 0 is no candidate while at 0, and one again, with its trajectories, when solved.
+
+    Of every second buffer much is forgotten and retired questions return. After a snapshot in the middle too: what is
+    evicted next, what retires next and what returns next are parts of the state."""
+    limits, retirement, evicted = {}, RetirementPolicy(), 0
+    if seed % 2:
+        limits = dict(per_question=2, max_age=25, max_bytes=832)
+        retirement = RetirementPolicy(times_in_a_row=2, returns_after=20)
+
+    def empty() -> ReplayBuffer:
+        return ReplayBuffer(retirement, replays_unsolved=replays_unsolved, **limits)
+
+    draw, buffer, naive = random.Random(seed), empty(), NaiveBuffer(empty())
+    for step in range(200):
+        if step == 100:
+            snapshot.save(buffer, tmp_path / "replay", "f")
+            buffer = snapshot.load(tmp_path / "replay", empty(), "f")
+        buffer.advance(step)
+        naive.advance(step)
+        change(buffer, naive, draw, step)
+        seen = view(buffer)
+        assert {**seen, "buckets": {a: set(ids) for a, ids in seen["buckets"].items()}} == naive.view()
+        assert all(len(ids) == len(set(ids)) for ids in seen["buckets"].values())
+        assert sorted(buffer.changes.evicted) == sorted(naive.evicted)
+        evicted += len(naive.evicted)
+    assert evicted > 30 or not limits
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_indexed_set_holds_each_member_once_at_a_dense_position(seed):
-    draw, members, plain = random.Random(seed), IndexedSet(), set()
-    for _ in range(300):
-        member = str(draw.randrange(15))
-        if draw.random() < 0.5:
-            members.add(member)
-            plain.add(member)
-        elif member in plain:
-            members.remove(member)
-            plain.remove(member)
-        else:
-            with pytest.raises(KeyError):
-                members.remove(member)
-        assert len(members) == len(plain)
-        assert [members[i] for i in range(len(members))] == list(members)
-        assert set(members) == plain
-        assert all((str(i) in members) == (str(i) in plain) for i in range(15))
+def test_indexed_set_takes_a_member_once_and_gives_up_only_what_it_has():
+    members = IndexedSet(["a", "b"])
+    members.add("a")
+    with pytest.raises(KeyError):
+        members.remove("c")
+    assert (list(members), len(members)) == (["a", "b"], 2)
 
 
 # -- cost -------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from replay_builders import K, trajectory
 from replay_builders import group as graded_group
 from run_builders import timeless, train_small
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.generation import chunk_seed
 from exgrpo_orlhf.questions.fresh import FreshQuestions
@@ -188,27 +187,6 @@ def test_rounds_differ_in_their_seeds_and_the_first_has_the_one_it_always_had():
     plain = int(np.random.SeedSequence([11, 3, 2]).generate_state(1, np.uint64)[0])
     assert chunk_seed(11, 3, 2) == chunk_seed(11, 3, 2, 0) == plain
     assert len({chunk_seed(11, 3, 2, round) for round in range(50)}) == 50
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["DynamicSampling.max_rounds = -1"], r"DynamicSampling\.max_rounds must be at least 0"),
-        (["DynamicSampling.max_reward = 0.5"], r"leave no group out with DynamicSampling\.max_rounds = 0"),
-        (
-            ["DynamicSampling.max_rounds = 1", "DynamicSampling.max_reward = 0.5", "DynamicSampling.min_reward = 0.6"],
-            r"min_reward must be at most DynamicSampling\.max_reward, got 0\.6 and 0\.5",
-        ),
-        (["DynamicSampling.masks = True"], r"masks needs DynamicSampling\.min_reward or max_reward"),
-        (
-            ["DynamicSampling.masks = True", "DynamicSampling.min_reward = 0.5", "DynamicSampling.max_rounds = 2"],
-            r"DynamicSampling\.max_rounds = 0",
-        ),
-    ],
-)
-def test_settings_that_can_never_act_are_refused(more, message):
-    with pytest.raises(config.ConfigError, match=message):
-        config.load(["toy.gin"], more)
 
 
 # -- in a run ---------------------------------------------------------------------------------------------------------

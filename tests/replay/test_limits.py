@@ -1,8 +1,7 @@
-"""What the buffer forgets, in which order, and what comes back."""
+"""What comes back: questions that had retired, questions of old experience, and another run's buffer."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from fractions import Fraction
 
@@ -42,98 +41,7 @@ def group(name: str, verdicts: str) -> RolloutGroup:
     return replay_builders.group([{"r": "correct", "w": "wrong", "t": "timeout"}[v] for v in verdicts], name)
 
 
-# -- caps -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_trajectory_larger_than_the_whole_limit_is_not_kept():
-    buffer = buffer_of(max_bytes=100)
-    buffer.store([("a", trajectory(1, step=1, length=50))])
-    assert buffer.n_trajectories == 0
-    assert not buffer.candidates
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_all_caps_together_equal_a_plain_list_in_order_of_storing(seed, tmp_path):
-    """The oldest goes first, of a question and of all; what is stored again is new, and an age of the limit stays. Also
-    after a snapshot in the middle: the order of eviction is part of the state."""
-    draw = random.Random(seed)
-    max_bytes = 25 * (8 * 5 + 64)
-
-    def empty() -> ReplayBuffer:
-        return ReplayBuffer(RetirementPolicy(at_accuracy=None), per_question=3, max_age=6, max_bytes=max_bytes)
-
-    buffer, evicted = empty(), 0
-    rows: list[tuple[str, int, int, int]] = []  # question, number, step, length; oldest first
-    names = [f"q{i}" for i in range(12)]
-    for name in names:
-        buffer.record(name, HALF, 0)
-
-    def size() -> int:
-        return sum(8 * length + 64 for *_, length in rows)
-
-    for step in range(1, 80):
-        buffer.advance(step)
-        gone = [row for row in rows if row[2] < step - 6]
-        rows = rows[len(gone) :]
-        experience = []
-        for _ in range(draw.randrange(12)):
-            name, number = draw.choice(names), draw.randrange(30)
-            length = 1 + number % 9
-            experience.append((name, trajectory(number, step, length)))
-            rows = [row for row in rows if row[:2] != (name, number)] + [(name, number, step, length)]
-            of_question = [row for row in rows if row[0] == name]
-            if len(of_question) > 3:
-                gone.append(of_question[0])
-                rows.remove(of_question[0])
-        buffer.store(experience)
-        while size() > max_bytes:
-            gone.append(rows.pop(0))
-        for name in names:
-            assert stored(buffer, name) == [number for owner, number, *_ in rows if owner == name]
-        assert buffer.n_bytes == size()
-        assert Counter(buffer.changes.evicted) == Counter(owner for owner, *_ in gone)
-        assert {*buffer.candidates.get(HALF, ())} == {owner for owner, *_ in rows}, "only what is stored is replayed"
-        assert {*buffer.records} == {*names}, "the accuracies stay"
-        evicted += len(gone)
-        if step == 40:
-            snapshot.save(buffer, tmp_path / "replay", "f")
-            buffer = snapshot.load(tmp_path / "replay", empty(), "f")
-    assert evicted > 50
-
-
-@pytest.mark.parametrize("name", ["per_question", "max_age", "max_bytes"])
-def test_a_limit_below_one_is_refused(name):
-    with pytest.raises(ValueError, match=rf"ReplayBuffer\.{name} must be at least 1, or None; got 0"):
-        ReplayBuffer(RetirementPolicy(), **{name: 0})
-
-
 # -- retirement -------------------------------------------------------------------------------------------------------
-
-
-def test_retiring_takes_so_many_times_in_a_row():
-    buffer = buffer_of(retirement=RetirementPolicy(times_in_a_row=3))
-    for step, verdicts in enumerate(["rrrr", "rrrr", "rrrw", "rrrr", "rrrr"]):
-        buffer.observe([group("a", verdicts)], step)
-        assert "a" not in buffer.retired, step
-    buffer.observe([group("a", "tttt")], 5)
-    assert buffer.records["a"].streak == 2, "what could not be graded neither counts nor interrupts"
-    buffer.observe([group("a", "rrrr")], 6)
-    assert dict(buffer.retired) == {"a": 6}
-
-
-def test_a_retired_question_returns_after_so_many_steps():
-    buffer = buffer_of(retirement=RetirementPolicy(returns_after=10))
-    buffer.observe([group("a", "rrrr")], 3)
-    buffer.observe([group("b", "rrrr")], 5)
-    buffer.advance(12)
-    buffer.observe([group("a", "rrww")], 12)
-    assert "a" not in buffer.records
-    buffer.advance(13)
-    buffer.observe([group("a", "rrww")], 13)
-    assert dict(buffer.retired) == {"b": 5}
-    assert buffer.records["a"].accuracy == HALF
-    assert buffer.store([("a", trajectory(1, step=13))]) == 1
-    assert set(buffer.candidates[HALF]) == {"a"}
 
 
 def test_a_retired_question_returns_when_its_accuracy_falls():
@@ -145,43 +53,6 @@ def test_a_retired_question_returns_when_its_accuracy_falls():
     assert "a" not in buffer.retired
     assert buffer.records["a"].accuracy == HALF
     assert buffer.records["a"].streak == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        *(
-            ({"at_accuracy": wrong}, r"RetirementPolicy\.at_accuracy must lie in \(0, 1\]")
-            for wrong in (0, -0.5, 1.01, float("nan"))
-        ),
-        ({"leaves_fresh": True, "at_accuracy": None}, r"RetirementPolicy\.leaves_fresh .* needs retirement"),
-        ({"times_in_a_row": 0}, "times_in_a_row must be at least 1"),
-        ({"returns_after": 0}, "returns_after must be at least 1"),
-        ({"returns_below": 0.0}, "returns_below must be positive"),
-        ({"returns_below": 0.9, "at_accuracy": 0.8}, "not above RetirementPolicy.at_accuracy"),
-        ({"returns_after": 5, "at_accuracy": None}, "returns_after = 5 needs retirement"),
-        ({"returns_below": 0.5, "leaves_fresh": True}, "use RetirementPolicy.returns_after"),
-        ({"revisits_every": 5, "at_accuracy": None}, "revisits_every = 5 needs retirement"),
-    ],
-)
-def test_a_retirement_or_return_that_cannot_happen_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        RetirementPolicy(**settings)
-
-
-def test_streak_and_retirements_come_back_from_a_snapshot_in_their_order(tmp_path):
-    policy = RetirementPolicy(times_in_a_row=2, returns_after=10)
-    buffer = buffer_of(retirement=policy)
-    for step, name in ((1, "c"), (2, "a")):  # c retires first, though a comes before it
-        for _ in range(2):
-            buffer.observe([group(name, "rr")], step)
-    buffer.observe([group("b", "rr")], 3)
-    snapshot.save(buffer, tmp_path / "replay", "f")
-    loaded = snapshot.load(tmp_path / "replay", ReplayBuffer(policy), "f")
-    assert list(loaded.retired.items()) == [("c", 1), ("a", 2)]
-    assert loaded.records["b"].streak == 1
-    loaded.advance(11)
-    assert dict(loaded.retired) == {"a": 2}
 
 
 # -- age-decayed sampling ---------------------------------------------------------------------------------------------

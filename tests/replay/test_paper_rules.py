@@ -111,30 +111,6 @@ def multinomial_counts(p: list[float], sizes: tuple[int, ...], n: int) -> Counte
     return chances
 
 
-def one_by_one_counts(p: list[float], sizes: tuple[int, ...], n: int) -> Counter[tuple[int, ...]]:
-    """The same, drawing one question after the other, as `QuestionSampler` does."""
-    reached: Counter[tuple[int, ...]] = Counter({(0,) * len(p): 1.0})
-    for _ in range(n):
-        following: Counter[tuple[int, ...]] = Counter()
-        for counts, chance in reached.items():
-            weights = [w if count < size else 0.0 for w, count, size in zip(p, counts, sizes, strict=True)]
-            for i, weight in enumerate(weights):
-                if weight:
-                    following[(*counts[:i], counts[i] + 1, *counts[i + 1 :])] += chance * weight / sum(weights)
-        reached = following
-    return reached
-
-
-@pytest.mark.parametrize(("sizes", "n"), [((1, 3, 1, 2), 5), ((2, 1, 6), 4), ((1, 1, 1, 1), 3), ((9, 9, 9), 4)])
-def test_one_multinomial_with_redistribution_is_drawing_one_after_the_other(sizes, n):
-    """Exactly: drawing on until n draws fell into buckets that had a question left is both of them."""
-    p = [0.1, 0.45, 0.3, 0.15][: len(sizes)]
-    multinomial, one_by_one = (f(p, sizes, n) for f in (multinomial_counts, one_by_one_counts))
-    assert set(multinomial) == set(one_by_one)
-    for counts, chance in multinomial.items():
-        assert one_by_one[counts] == pytest.approx(chance, abs=1e-12), counts
-
-
 def test_the_sampler_follows_algorithm_2():
     sizes = {Fraction(1, 8): 1, Fraction(3, 8): 3, Fraction(4, 7): 1, Fraction(7, 8): 2}
     settings = QuestionSampler(mu=0.5, sigma=0.3)

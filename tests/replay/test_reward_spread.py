@@ -10,12 +10,10 @@ import pytest
 from replay_builders import QUESTIONS, assemble, finish_step, mixer, trajectory
 from run_builders import run_here, timeless
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import DifficultyBuckets, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.difficulty import spread_levels
 from exgrpo_orlhf.replay.snapshot import load, load_for_new_run, save
-from exgrpo_orlhf.settings import ConfigError
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, grade_steps, right_reasoning
 
 HALF = Fraction(1, 2)
@@ -160,12 +158,6 @@ def test_experience_of_a_run_by_accuracy_is_a_candidate_where_some_were_right_an
     save(buffer, tmp_path / "replay", "f")
     loaded = load_for_new_run(tmp_path / "replay", by_spread(), "f", {question.id for question in QUESTIONS})
     assert {level: [*ids] for level, ids in loaded.candidates.items()} == {HALF: [QUESTIONS[1].id]}
-
-
-def test_levels_of_accuracy_are_refused():
-    for binding in ("QuestionSampler.partition = 'level'", "DifficultyBuckets.quantiles = (0.3, 0.6)"):
-        with pytest.raises(ConfigError, match="'reward_spread' has levels of its own"):
-            config.load(["recipes/graded_rewards.gin"], [binding])
 
 
 def test_the_share_of_right_steps_and_the_success_are_two_things():

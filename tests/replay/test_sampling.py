@@ -220,28 +220,3 @@ def test_sampling_reads_one_position_per_question_drawn_whatever_is_stored(choic
         states.append(sum(map(len, candidates.values())))
     assert states == [20, 10_000]
     assert reads == [15, 15]
-
-
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sigma": 0}, r"QuestionSampler\.sigma must be a positive number"),
-        ({"sigma": -1}, r"QuestionSampler\.sigma"),
-        ({"sigma": math.nan}, r"QuestionSampler\.sigma"),
-        ({"sigma": math.inf}, r"QuestionSampler\.sigma"),
-        ({"mu": 1.5}, r"QuestionSampler\.mu must lie in \[0, 1\]"),
-        ({"mu": -0.1}, r"QuestionSampler\.mu"),
-        ({"mu": math.nan}, r"QuestionSampler\.mu"),
-        ({"mu": -1, "unit": "successes"}, r"QuestionSampler\.mu must lie in \[0, K\]"),
-        ({"method": "normal"}, r"QuestionSampler\.method must be one of 'gaussian', 'uniform'; got 'normal'"),
-        ({"unit": "count"}, r"QuestionSampler\.unit must be one of 'accuracy', 'successes'"),
-        ({"weight": "group"}, r"QuestionSampler\.weight"),
-        ({"partition": "third"}, r"QuestionSampler\.partition"),
-    ],
-)
-def test_settings_without_a_meaning_are_refused_with_the_binding_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        QuestionSampler(**settings)

@@ -113,9 +113,3 @@ def test_missing_surplus_and_non_finite_scores_are_refused(scores):
 def test_a_question_without_trajectories_is_refused(by):
     with pytest.raises(ValueError, match="question q has no stored trajectory"):
         TrajectorySelector(by=by).choose({Q: []}, {}, rng())
-
-
-@pytest.mark.parametrize(("name", "settings"), [("by", {"by": "luck"}), ("prefer", {"prefer": "middle"})])
-def test_unknown_choices_are_refused_with_the_binding_named(name, settings):
-    with pytest.raises(ValueError, match=rf"TrajectorySelector\.{name} must be"):
-        TrajectorySelector(**settings)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from full_disk import full_disk
+from replay_builders import view
 
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
@@ -63,28 +64,6 @@ def varied(seed=0, questions=30, **limits) -> ReplayBuffer:
     for i in range(3):
         buffer.record(f"{2 - i} never stored", Fraction(i, 8), 0)
     return buffer
-
-
-def view(buffer: ReplayBuffer):
-    return {
-        "records": {
-            question_id: (
-                record.accuracy,
-                record.observed_step,
-                record.streak,
-                [
-                    (t.token_ids.tobytes(), t.behaviour_logprobs.tobytes(), t.reward, t.step, t.finish, t.sound, t.key)
-                    for t in buffer.trajectories(question_id)
-                ],
-                [stored.sequence for stored in record.stored],
-            )
-            for question_id, record in buffer.records.items()
-        },
-        "retired": list(buffer.retired.items()),
-        "next": buffer.next_sequence,
-        "buckets": {accuracy: list(members) for accuracy, members in buffer.candidates.items()},
-        "counts": (buffer.n_candidates, buffer.n_with_trajectories, buffer.n_trajectories, buffer.n_tokens),
-    }
 
 
 @pytest.fixture

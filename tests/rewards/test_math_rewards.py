@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf.questions.boxes import last_box
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.text import math
 from exgrpo_orlhf.rewards.text.extraction import visible
@@ -140,3 +142,20 @@ ORDINARY = (
 @pytest.mark.parametrize(("text", "begun"), [*((text, False) for text in NEVER), *((text, True) for text in ORDINARY)])
 def test_what_would_never_end_is_not_begun(text, begun):
     assert computable(text) == begun
+
+
+@pytest.mark.parametrize(
+    ("response", "fits"),
+    [
+        ("<think>a</think><answer>\\boxed{42}</answer>", True),
+        ("a</think>\n<answer>42</answer>\n", True),
+        ("<think>a</think>\\boxed{42}", False),
+        ("<answer>42</answer>", False),
+        ("<think>a</think><answer>42</answer> and more", False),
+    ],
+)
+def test_a_format_can_be_asked_for(response, fits):
+    question = Question.make("test", "", "42")
+    assert Verifier("math").grade(question, response).correct
+    grade = Verifier("math", format="think_answer").grade(question, response)
+    assert (grade.verdict, grade.reward) == (("correct", 1.0) if fits else ("wrong", 0.0))

@@ -1,9 +1,10 @@
-"""scripts/compare.py: a real MLflow server over HTTP with 2,000 runs, the arithmetic by hand, the page in a browser."""
+"""scripts/compare.py: a real MLflow server over HTTP with 2,000 runs, the tables of their curves, the page in a browser."""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import re
 import shlex
@@ -23,10 +24,11 @@ from mlflow.store.tracking.dbmodels import models
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from mlflow.tracking import MlflowClient
 from mlflow_server import Server
-from study_builders import script
+from study_builders import made, script
 
 from exgrpo_orlhf.evaluation.statistics import holm
-from exgrpo_orlhf.study.comparison import MEASURES
+from exgrpo_orlhf.study.comparison import MEASURES, compare
+from exgrpo_orlhf.study.comparison_tables import curves_csv, values_csv
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
 
 METRIC, OLD = "eval/avg", "eval/old"
@@ -113,12 +115,18 @@ def requests(server: Server) -> list[str]:
     return [line for line in re.findall(r'"(?:GET|POST) (\S+) HTTP', log) if line != "/health"]
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+def read(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def comparable(text: str) -> list:
+    """A table's cells, numbers rounded, without what the server calls a run."""
+    number = lambda cell: f"{float(cell):.9g}" if re.fullmatch(r"-?[\d.]+(e-?\d+)?", cell) else cell
+    return sorted([number(cell) for name, cell in row.items() if name not in ("run", "name")] for row in read(text))
 
 
 @pytest.mark.slow
-def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_hand(server, tmp_path, capsys):
+def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_its_curves(server, tmp_path, capsys):
     before = len(requests(server))
     files = {name: tmp_path / "new" / name for name in ("v.csv", "c.csv", "p.html", "p.png", "p.md")}
     options = [*("--csv", files["v.csv"]), *("--curves", files["c.csv"]), *("--out", files["p.html"])]
@@ -130,53 +138,22 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
     assert len(calls) <= 40 * 3 + 3
     assert sorted(path.name for path in files["p.md"].parent.iterdir()) == sorted(files)
 
-    cells = rows(files["v.csv"])
-    least, shortest = STEPS * min(RATES.values()), STEPS * min(PACES.values())
-    expected = {}
-    for variant in RISES:
-        for seed in range(8):
-            end = final(variant, seed)
-            at = START + (end - START) * least / (STEPS * RATES[variant])  # straight lines
-            by_time = START + (end - START) * shortest / (STEPS * PACES[variant])
-            measured = (end, at, end, (START + end) / 2, (START + at) / 2, (START + by_time) / 2)
-            for (key, _), value in zip(MEASURES, measured, strict=True):
-                expected[variant, seed, key] = value
-            expected[variant, seed, "tokens"] = STEPS * RATES[variant]
-            expected[variant, seed, "seconds"] = STEPS * PACES[variant]
-    runs = {(r["variant"], int(r["seed"]), r["measure"]): float(r["value"]) for r in cells if r["kind"] == "run"}
-    assert runs == pytest.approx(expected)
-
-    keys = [key for key, _ in MEASURES]
-    of = lambda variant, key: [expected[variant, seed, key] for seed in range(8)]
-    by_variant = {(r["variant"], r["measure"]): r for r in cells if r["kind"] == "variant"}
-    for variant in RISES:
-        for key in keys:
-            row, values = by_variant[variant, key], of(variant, key)
-            low, high = scipy.stats.t.interval(0.95, 7, np.mean(values), scipy.stats.sem(values))
-            assert [float(row[name]) for name in ("value", "low", "high")] == pytest.approx(
-                [np.mean(values), low, high]
-            )
-            assert (row["seeds"], row["collapsed"]) == ("8", "1" if variant == "weak" else "0")
-    differences = {(r["variant"], r["measure"]): r for r in cells if r["kind"] == "difference"}
-    assert len(differences) == 4 * len(keys)
-    for key in keys:
-        tests = {v: scipy.stats.ttest_rel(of(v, key), of("on_policy", key)) for v in RISES if v != "on_policy"}
-        for variant, test in tests.items():
-            row, interval = differences[variant, key], test.confidence_interval()
-            numbers = [float(row[name]) for name in ("value", "low", "high", "p")]
-            mean = np.mean(of(variant, key)) - np.mean(of("on_policy", key))
-            assert numbers == pytest.approx([mean, interval.low, interval.high, test.pvalue])
-        corrected = holm([test.pvalue for test in tests.values()])
-        assert [float(differences[v, key]["p_holm"]) for v in tests] == pytest.approx(corrected)
-    assert float(differences["ours", "final"]["p_exact"]) == 2 / 256
-
-    points = rows(files["c.csv"])
-    assert len(points) == 40 * 5
-    for row in points:
-        variant, step = row["variant"], int(row["step"])
-        line = START + (final(variant, int(row["seed"])) - START) * step / STEPS
-        numbers = [float(row[name]) for name in ("tokens", "seconds", "value")]
-        assert numbers == pytest.approx([RATES[variant] * step, PACES[variant] * step, line])
+    curves = []
+    for variant, seed in itertools.product(RISES, range(8)):
+        line, about = np.linspace(START, final(variant, seed), 5), dict(steps=range(0, STEPS + 1, 5), metric=METRIC)
+        curves.append(made(variant, seed, line, tokens=RATES[variant], seconds=PACES[variant], **about))
+    compared = [compare(METRIC, curves, "on_policy")]
+    for name, text in (("v.csv", values_csv(compared)), ("c.csv", curves_csv(compared))):
+        assert comparable(files[name].read_text(encoding="utf-8")) == comparable(text)
+    differences = [r for r in read(files["v.csv"].read_text()) if (r["kind"], r["measure"]) == ("difference", "final")]
+    ends = {variant: [final(variant, seed) for seed in range(8)] for variant in RISES}
+    tests = {r["variant"]: scipy.stats.ttest_rel(ends[r["variant"]], ends["on_policy"]) for r in differences}
+    for row, corrected in zip(differences, holm([test.pvalue for test in tests.values()]), strict=True):
+        test = tests[row["variant"]]
+        expected = [np.mean(ends[row["variant"]]) - np.mean(ends["on_policy"]), *test.confidence_interval()]
+        numbers = [float(row[name]) for name in ("value", "low", "high", "p", "p_holm")]
+        assert numbers == pytest.approx([*expected, test.pvalue, corrected])
+        assert float(row["p_exact"]) == 2 / 256 or row["variant"] != "ours"
 
     printed = capsys.readouterr().out
     for text in (printed, files["p.md"].read_text()):
@@ -184,7 +161,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_by_
         assert "with 8 seeds it is never below 2/256 = 0.00781" in text
         assert "at 0.002 million generated tokens" in text
         assert "at equal steps: after 20 steps" in text
-        assert f"{np.mean(of('ours', 'final')):.3f} ± " in text
+        assert f"{np.mean(ends['ours']):.3f} ± " in text
     assert files["p.png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -260,7 +237,7 @@ def test_a_metric_that_the_baseline_does_not_have_is_shown_without_differences(s
     words = ["--group", "messy", "--baseline", "d", "--metric", "cost/generated_tokens", "--metric", METRIC]
     assert script("compare", "--uri", server.uri, *words, "--csv", tmp_path / "v.csv") == 0
     assert f"d has no {METRIC}: the others are not compared with it" in capsys.readouterr().out
-    kinds = {(row["metric"], row["kind"], row["variant"]) for row in rows(tmp_path / "v.csv")}
+    kinds = {(row["metric"], row["kind"], row["variant"]) for row in read((tmp_path / "v.csv").read_text())}
     assert (METRIC, "run", "b") in kinds
     assert ("cost/generated_tokens", "difference", "b") in kinds
     assert not any(metric == METRIC and kind == "difference" for metric, kind, _ in kinds)

@@ -197,22 +197,3 @@ def test_all_calculations_are_plain():
     for split, steps in itertools.product(SPLITS, STEPS):
         for left, sign, right, _ in itertools.chain(*(calculations(text) for _, text in examples(split, steps)[:500])):
             assert is_plain(np.array([left]), sign, np.array([right]))
-
-
-LEVELS = r"steps must be a non-empty tuple of distinct integers of at least 1, got "
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        *((dict(steps=steps), LEVELS) for steps in ((0,), (), (2, 2), [1], 2)),
-        (dict(steps=(1, 5)), r"steps must be at most 4, got \(1, 5\)"),
-        (
-            dict(count=100_001, steps=(1,)),
-            r"count must be at most 100,000 \(100,000 for each of .*steps\), got 100,001",
-        ),
-    ],
-)
-def test_a_field_out_of_range_is_named_with_what_is_allowed(fields, message):
-    with pytest.raises(ValueError, match=rf"^WordProblems\.{message}"):
-        WordProblems(**fields)

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 from engine_builders import LOGPROB_ERROR, K, float32_error, plain_stats, questions, trajectory, use_sgd, weights
-from run_builders import rows, small_bindings, timeless, train_small
+from run_builders import rows, timeless, train_small
 from step_builders import begin, decide_verdicts
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.training import prefetch
@@ -294,9 +293,3 @@ def test_where_the_update_fails_what_failed_beside_it_is_said_too(warm_model, tm
     with pytest.raises(RuntimeError, match="an actor died"):
         run.step()
     assert "beside this update failed too: an engine died" in caplog.text
-
-
-@pytest.mark.parametrize("value", ["1", "2", "0.5"])
-def test_other_values_are_refused(value, warm_model):
-    with pytest.raises(config.ConfigError, match=rf"train\.generate_ahead.*bool.*{value}"):
-        config.load(["toy.gin"], small_bindings(warm_model, f"train.generate_ahead = {value}"))

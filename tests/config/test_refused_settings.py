@@ -1,0 +1,220 @@
+"""A setting that cannot be meant is refused where its object is made, and named as it is bound in gin."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.models.tiny_models import ChainModel, GymModel
+from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.questions import QuestionMix
+from exgrpo_orlhf.replay import (
+    DifficultyBuckets,
+    QuestionSampler,
+    ReplayBuffer,
+    ReplayMixer,
+    RetirementPolicy,
+    TrajectorySelector,
+)
+from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.settings import LoRA
+from exgrpo_orlhf.tasks.modular_chains import Beliefs, ModularChains
+from exgrpo_orlhf.tasks.word_problems import WordProblems
+
+NAN, INF = math.nan, math.inf
+NEEDED = {
+    ReplayBuffer: dict(retirement=RetirementPolicy()),
+    ReplayMixer: dict(
+        **dict(sampler=QuestionSampler(), buckets=DifficultyBuckets(), rng=np.random.default_rng(0)),
+        **dict(group_size=4, questions_per_step=8, start_at_accuracy=None),
+    ),
+    Beliefs: dict(false_share=0.1, strength=0.1, slip=0.1),
+}
+PAIRS = [(0.75, 0.25), (0.5, 0.5), (0.0, 0.5), (0.5, 1.0), (-0.1, 0.5), (0.5,), (0.2, 0.5, 0.8), (NAN, 0.5)]
+MADE_QUESTIONS = [
+    (dict(count=0), r"count .* at least 1, got 0"),
+    (dict(count=2.0), r"count .* integer .* got 2\.0"),
+    (dict(count=True), r"count .* got True"),
+    (dict(seed=-1), r"seed .* at least 0, got -1"),
+    (dict(split="test"), r"split .* 'train', 'validation'; got 'test'"),
+]
+LEVELS = r"steps must be a non-empty tuple of distinct integers of at least 1, got "
+REFUSED = {
+    ReplayMixer: [
+        (dict(rho=-0.1), r"rho must lie in \[0, 1\], got -0\.1"),
+        (dict(rho=1.1), "rho"),
+        (dict(rho=NAN), "rho"),
+        (dict(rho=0.2, questions_per_step=4), r"rho · train\.questions_per_step = 0\.8 is rounded down to 0"),
+        (dict(rho_end=0.5), r"rho_end and ReplayMixer\.rho_steps are both .* got 0\.5 and None"),
+        (dict(rho_steps=5), r"rho_end and ReplayMixer\.rho_steps are both .* got None and 5"),
+        (dict(rho_end=1.5, rho_steps=5), r"rho_end must lie in \[0, 1\].* got 1\.5"),
+        (dict(rho_end=0.5, rho_steps=0), r"rho_steps must be at least 1.* got 0"),
+        (dict(start_at_accuracy=1.0), r"start_at_accuracy must lie in \[0, 1\)"),
+        (dict(start_at_accuracy=-0.1), "start_at_accuracy"),
+        (
+            dict(fresh_beside=0),
+            r"fresh_beside must be a whole number in \[1, train\.group_size − 1\] = \[1, 3\], .* 0$",
+        ),
+        (dict(fresh_beside=4), "fresh_beside .* got 4"),
+        (dict(fresh_beside=1.5), r"fresh_beside .* got 1\.5"),
+        (dict(fresh_beside="most"), "fresh_beside .* got 'most'"),
+        (dict(max_pool_share=0.0), r"max_pool_share must lie in \(0, 1\].* got 0\.0"),
+        (dict(max_pool_share=1.5), r"max_pool_share .* got 1\.5"),
+        (dict(max_pool_share=NAN), "max_pool_share"),
+        (
+            dict(late_injection="newest"),
+            r"late_injection = 'newest' plans no .*\.rho must be 0 .* 0\.5, None and None",
+        ),
+        (dict(late_injection="newest", rho=0, rho_end=0.5, rho_steps=3), r"late_injection .* 0\.5 and None"),
+        (dict(late_injection="oldest", rho=0), "late_injection must be one of 'newest', 'selected'"),
+        (dict(store_up_to=0.0), r"store_up_to must be an accuracy in \(0, 1\], 'one_success' .* got 0\.0"),
+        (dict(store_up_to=1.5), r"store_up_to .* got 1\.5"),
+        (dict(store_up_to=NAN), "store_up_to .* got nan"),
+        (dict(store_up_to="two"), "store_up_to .* got 'two'"),
+    ],
+    QuestionSampler: [
+        (dict(sigma=0), "sigma must be a positive number"),
+        *((dict(sigma=sigma), "sigma") for sigma in (-1, NAN, INF)),
+        (dict(mu=1.5), r"mu must lie in \[0, 1\]"),
+        (dict(mu=-0.1), "mu"),
+        (dict(mu=NAN), "mu"),
+        (dict(mu=-1, unit="successes"), r"mu must lie in \[0, K\]"),
+        (dict(method="normal"), "method must be one of 'gaussian', 'uniform'; got 'normal'"),
+        (dict(unit="count"), "unit must be one of 'accuracy', 'successes'"),
+        (dict(weight="group"), "weight"),
+        (dict(partition="third"), "partition"),
+    ],
+    TrajectorySelector: [(dict(by="luck"), "by must be"), (dict(prefer="middle"), "prefer must be")],
+    DifficultyBuckets: [
+        ({name: pair}, f"{name} .* 0 < low < high < 1")
+        for name, pair in itertools.product(("thresholds", "quantiles"), PAIRS)
+    ],
+    ReplayBuffer: [
+        ({name: 0}, f"{name} must be at least 1, or None; got 0") for name in ("per_question", "max_age", "max_bytes")
+    ],
+    RetirementPolicy: [
+        *((dict(at_accuracy=wrong), r"at_accuracy must lie in \(0, 1\]") for wrong in (0, -0.5, 1.01, NAN)),
+        (dict(leaves_fresh=True, at_accuracy=None), "leaves_fresh .* needs retirement"),
+        (dict(times_in_a_row=0), "times_in_a_row must be at least 1"),
+        (dict(returns_after=0), "returns_after must be at least 1"),
+        (dict(returns_below=0.0), "returns_below must be positive"),
+        (dict(returns_below=0.9, at_accuracy=0.8), r"returns_below .* not above RetirementPolicy\.at_accuracy"),
+        (dict(returns_after=5, at_accuracy=None), "returns_after = 5 needs retirement"),
+        (dict(returns_below=0.5, leaves_fresh=True), r".* use RetirementPolicy\.returns_after"),
+        (dict(revisits_every=5, at_accuracy=None), "revisits_every = 5 needs retirement"),
+    ],
+    MixedPolicyLoss: [
+        (dict(beta=0), "beta must be positive and finite, got 0"),
+        (dict(beta=INF), "beta"),
+        (dict(beta=NAN), "beta"),
+        (dict(max_weight=0.0), r"max_weight must be positive and finite, or None; got 0\.0"),
+        (dict(max_weight=INF), "max_weight"),
+        (dict(max_weight=NAN), "max_weight"),
+        (
+            dict(max_weight=2.0, importance_weights=False),
+            r"max_weight must be None where MixedPolicyLoss\.importance_weights = False.* got 2\.0",
+        ),
+        (dict(clip_low=None), r"clip_low and MixedPolicyLoss\.clip_high are both"),
+        (dict(clip_high=None), ".* are both numbers, or both None"),
+        (dict(clip_low=1.5), r"clip_low must lie in \[0, 1\]"),
+        (dict(clip_high=-0.1), "clip_high"),
+        (dict(clip_high=NAN), "clip_high"),
+        (dict(dual_clip=1.1), r"dual_clip must be at least 1 \+ MixedPolicyLoss\.clip_high"),
+        (dict(dual_clip=3.0, clip_low=None, clip_high=None), r"dual_clip .* 1 \+ MixedPolicyLoss\.clip_high"),
+        (dict(normalizer="mean"), "normalizer must be .* got 'mean'"),
+        (dict(response_length=0), "response_length"),
+        (dict(entropy_coef=-0.1), "entropy_coef"),
+        (dict(kl_coef=NAN), "kl_coef"),
+    ],
+    LoRA: [
+        (dict(rank=0), "rank must be at least 1, or None; got 0"),
+        (dict(rank=2, alpha=0), "alpha must be at least 1, or None; got 0"),
+        *((dict(rank=2, targets=targets), "targets must be 'all-linear' or a tuple") for targets in ("q_proj", ())),
+    ],
+    Verifier: [
+        (dict(kind="maths"), "kind must be one of"),
+        (dict(kind="function"), "function"),
+        (dict(kind="math", function="x.py"), "function"),
+        (dict(timeout=0.0), "timeout"),
+        (dict(memory=1), "memory"),
+        (dict(workers=-1), "workers"),
+        (dict(max_failed_share=2.0), "max_failed_share"),
+        (dict(format="xml"), "format"),
+        *((dict(success_at=value), "success_at must be a finite number") for value in (NAN, INF, "1", None)),
+        *(
+            (dict(kind="http", url=url), r"url \(an address, or a tuple of several\) must be set")
+            for url in ("localhost:5000", "", ("http://a/b", 3), ("ftp://a/b",), None)
+        ),
+        (dict(url="http://a/b"), r"url .* got 'http://a/b' with Verifier\.kind = 'exact'"),
+    ],
+    Environment: [
+        (dict(path="game"), "path must be the name of a .py file"),
+        (dict(reward="both"), "reward must be one of 'environment', 'verifier'"),
+        (dict(max_turns=0), "max_turns must be at least 1"),
+        (dict(stop="</call>"), "stop must be a tuple of texts"),
+        (dict(stop=("",)), "stop must be a tuple of texts, none of them empty"),
+        (dict(timeout=INF), "timeout must be positive and finite"),
+        (dict(memory=32), "memory must be at least 64"),
+    ],
+    QuestionMix: [
+        (dict(sources=()), "sources is empty"),
+        (dict(sources=(ModularChains(),), weights=(1, 2)), r"weights has 2 numbers for 1 QuestionMix\.sources"),
+        (dict(sources=(ModularChains(),), weights=(0,)), "weights must be positive"),
+        (dict(sources=(ModularChains(),), size=5), r"size = 5 needs QuestionMix\.weights"),
+        (dict(sources=(ModularChains(),) * 2, weights=(1, 1), size=1), "size must be at least 1 for each source"),
+    ],
+    ModularChains: [
+        *MADE_QUESTIONS,
+        (dict(operands=()), r"operands .* got \(\)"),
+        (dict(operands=(1, 3)), r"operands .* at least 2.* got \(1, 3\)"),
+        (dict(operands=(3, 3)), r"operands .* distinct .* got \(3, 3\)"),
+        (dict(operands=[3, 4]), r"operands .* tuple .* got \[3, 4\]"),
+        (dict(operands=3), "operands .* got 3"),
+        (dict(together=0), "together must be an integer of at least 1, got 0"),
+        (dict(count=136, operands=(2,)), "count .* at most 135 distinct train .* got 136"),
+        (dict(count=16, operands=(2,), split="validation"), "count .* at most 15 distinct validation"),
+    ],
+    Beliefs: [
+        ({name: value}, f"{name} must be a number from 0 to 1, got ")
+        for name in ("false_share", "strength", "slip")
+        for value in (-0.1, 1.1, NAN, "0.5", None, True)
+    ],
+    WordProblems: [
+        *MADE_QUESTIONS,
+        *((dict(steps=steps), LEVELS) for steps in ((0,), (), (2, 2), [1], 2)),
+        (dict(steps=(1, 5)), r"steps must be at most 4, got \(1, 5\)"),
+        (
+            dict(count=100_001, steps=(1,)),
+            r"count must be at most 100,000 \(100,000 for each of .*steps\), got 100,001",
+        ),
+    ],
+    ChainModel: [
+        (dict(steps=0), r"steps must be an integer of at least 1, got 0$"),
+        (dict(batch_size=1.5), r"batch_size .* got 1\.5$"),
+        (dict(learning_rate=0.0), r"learning_rate must be between 0 and 1, got 0\.0$"),
+        (dict(seed=-1), r"seed .* at least 0, got -1$"),
+        (dict(width=100), r"width must be a positive multiple of 32, got 100$"),
+        (dict(layers=0), r"layers .* got 0$"),
+        (dict(cache=3), r"cache must be a path or None, got 3$"),
+        (dict(operands=(1,)), r"operands .* at least 2.* got \(1,\)$"),
+        (dict(preset="strong"), "preset must be one of normal, weak, slips, got 'strong'$"),
+        (dict(strength=1.5), r"strength must be a number from 0 to 1, or None; got 1\.5$"),
+        (dict(operands=(33,)), r"operands .* at most 32, got \(33,\)$"),
+        (dict(operands=(11,), together=3), r"operands .* at most 10, got \(11,\)$"),
+        (dict(together=0), "together must be an integer of at least 1, got 0$"),
+    ],
+    GymModel: [
+        (dict(tasks={}), r"tasks must be a task's name or positive weights by name, got \{\}$"),
+        (dict(tasks=3), "tasks must be a task's name or positive weights by name, got 3$"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("made", "settings", "message"), [(made, *row) for made, rows in REFUSED.items() for row in rows]
+)
+def test_a_setting_without_a_meaning_is_refused_with_its_binding_named(made, settings, message):
+    with pytest.raises(ValueError, match=rf"^{made.__name__}\.{message}"):
+        made(**{**NEEDED.get(made, {}), **settings})
