@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from exgrpo_orlhf.experiment import Outcome
 from exgrpo_orlhf.training.run import train
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILDERS = Path(__file__).parent
 DATA = Path(os.environ.get("EXGRPO_TEST_DATA", ROOT.parent / "shared" / "data"))
 
 
@@ -79,6 +81,26 @@ def train_command(run: Path, bindings: Sequence[str], file: str = "toy.gin") -> 
     """The words of the same run in a process of its own."""
     script = str(ROOT / "scripts" / "train.py")
     return [sys.executable, script, "--gin", file, "--out", str(run), *set_words(bindings)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Variables of a process that imports the project and the builders. A PYTHONPATH among `more` is searched first."""
+    path = os.pathsep.join([*filter(None, [more.pop("PYTHONPATH", "")]), str(ROOT), str(BUILDERS)])
+    return {**os.environ, **more, "PYTHONPATH": path}
+
+
+def python(
+    *words: object, env: Mapping[str, str] | None = None, timeout=1800.0, **options
+) -> subprocess.CompletedProcess[str]:
+    """A Python process to its end, with what it wrote. env: variables beside this process's"""
+    command = [sys.executable, *map(str, words)]
+    own = environment(**(env or {}))
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=own, **options)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 def set_words(bindings: Sequence[str]) -> list[str]:
@@ -166,6 +188,12 @@ def rows(path: Path) -> list[dict]:
     """Of a file with one JSON object a line, or of the metrics of a run's folder."""
     path = path / "metrics.jsonl" if path.is_dir() else path
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def rows_so_far(run: Path) -> list[dict]:
+    """The metrics of a run that may not have begun, and may be writing its last line."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]] if path.exists() else []
 
 
 def timeless(run: Path) -> list[dict]:

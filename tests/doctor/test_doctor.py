@@ -14,7 +14,7 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
 from ray_node import running_ray
-from run_builders import ROOT
+from run_builders import ROOT, environment, python
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
@@ -42,10 +42,8 @@ LAYOUTS = sorted(path.name for path in (ROOT / "gin" / "engines").glob("openrlhf
 
 def doctor(folder: Path, *arguments: str, program: str = "scripts/doctor.py", **options) -> tuple[int, dict[str, str]]:
     """Exit status, and the line of each check."""
-    environment = {**os.environ, "EXGRPO_CACHE": str(folder / "cache"), **options.pop("env", {})}
-    environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'builders'}"
-    command = [sys.executable, str(ROOT / program), *arguments, "--out", str(folder / "runs")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800, **options)
+    own = {"EXGRPO_CACHE": str(folder / "cache"), **options.pop("env", {})}
+    done = python(ROOT / program, *arguments, "--out", folder / "runs", cwd=ROOT, env=own, **options)
     print(done.stdout, done.stderr)  # pytest shows it where a test fails
     lines = re.findall(r"^ *\d+ s  ((?:ok|failed|skipped) +(\w+) .*(?:\n {20}.*)*)", done.stdout, re.MULTILINE)
     assert lines or done.returncode == 2, done.stdout + done.stderr + log_of(folder)
@@ -83,8 +81,9 @@ def test_planted_faults_are_named(tmp_path):
     more = {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "train.dynamic_batch_enable": True}
     more |= {"train.max_tokens_per_gpu": 16384, "rollout.max_tokens_per_gpu": 16384}
     checks = ("nodes", "folder", "environment", "logprobs", "gradient", "sync")
-    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'builders'}"
-    with running_ray(tmp_path, cpus=16, gpus=3, PYTHONPATH=paths, RAY_worker_niceness="0") as address:
+    with running_ray(
+        tmp_path, cpus=16, gpus=3, PYTHONPATH=environment()["PYTHONPATH"], RAY_worker_niceness="0"
+    ) as address:
         status, lines = doctor(
             tmp_path,
             *CPU_LAYOUT,

@@ -8,19 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_builders import small_bindings
+from run_builders import small_bindings, train_small
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
 from exgrpo_orlhf.evaluation import evaluated_model
-from exgrpo_orlhf.training.run import train
 
 
 def go(model: Path, run: Path, *more: str, resume: bool = False) -> Path:
-    experiment = config.load(["toy.gin"], small_bindings(model, "train.eval_every = None", *more))
-    done = train(experiment, run, resume=resume, tracking_uri="unused", tags={})
+    done = train_small(model, run, "train.eval_every = None", *more, resume=resume)
     return run / f"checkpoint-{done.steps}"
 
 

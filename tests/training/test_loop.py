@@ -17,6 +17,7 @@ from mlflow.tracking import MlflowClient
 from run_builders import ROOT, rows, small_bindings, train_command, wait_until
 from run_builders import train_small as go
 from step_builders import decide_verdicts
+from tracking_builders import tracked_runs
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import RunFolderError, claim
@@ -151,7 +152,7 @@ def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_ste
     for steps in (reached + 3, reached + 6):
         subprocess.run([*command, "--set", f"train.steps = {steps}"], env=environment, check=True)
     client = MlflowClient(store)
-    [mlflow_run] = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    [mlflow_run] = tracked_runs(store)
     assert (mlflow_run.info.status, mlflow_run.data.params["ReplayMixer.rho"]) == ("FINISHED", "0.5")
     assert {"gin", "config_hash", "git_commit", "engine", "seed"} <= set(mlflow_run.data.tags)
     sent = {file.path for file in client.list_artifacts(mlflow_run.info.run_id)}
@@ -186,11 +187,10 @@ def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(war
         if attempt:
             assert (run / "metrics.before-restart.jsonl").read_bytes() == before
         assert [row["step"] for row in rows(run)] == [0, 1, 2]
-    client = MlflowClient(store)
-    mlflow_runs = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    mlflow_runs = tracked_runs(store)
     assert len(mlflow_runs) == 2, "one for both attempts with seed 0, one for the other seed"
     for one in mlflow_runs:
-        assert [m.step for m in client.get_metric_history(one.info.run_id, "reward/mean")] == [1, 2]
+        assert [m.step for m in MlflowClient(store).get_metric_history(one.info.run_id, "reward/mean")] == [1, 2]
 
 
 def test_an_experiment_can_be_run_twice(warm_model, tmp_path):
