@@ -85,7 +85,8 @@ def train_command(run: Path, bindings: Sequence[str], file: str = "toy.gin") -> 
 
 def environment(**more: str) -> dict[str, str]:
     """Variables of a process that imports the project and the builders. A PYTHONPATH among `more` is searched first."""
-    path = os.pathsep.join([*filter(None, [more.pop("PYTHONPATH", "")]), str(ROOT), str(BUILDERS)])
+    paths = [more.pop("PYTHONPATH", ""), ROOT, BUILDERS, ROOT / "benchmarks"]
+    path = os.pathsep.join(str(one) for one in paths if one)
     return {**os.environ, **more, "PYTHONPATH": path}
 
 

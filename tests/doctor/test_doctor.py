@@ -13,6 +13,7 @@ from pathlib import Path
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from layouts import MODELS
 from ray_node import running_ray
 from run_builders import ROOT, environment, python
 from transformers import (
@@ -151,8 +152,6 @@ def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
 
 
 def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(tmp_path, monkeypatch):
-    shape = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
-    model = Qwen2Config(**shape, num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
     experiment = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], [])
     host = {"SC_PHYS_PAGES": 10**9, "SC_PAGE_SIZE": 1000}
     monkeypatch.setattr(machine.os, "sysconf", host.__getitem__)
@@ -161,7 +160,7 @@ def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(t
     def memory_of_gpu(mebibytes: int) -> Finding:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho 81559\necho {mebibytes}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
-        return machine.memory(experiment, model)
+        return machine.memory(experiment, MODELS["7B"])
 
     assert machine.memory(experiment, None).outcome == "skipped"
     fits, small = memory_of_gpu(81559), memory_of_gpu(24564)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from engine_builders import (
     mixed_batch,
     plain_stats,
     questions,
+    saved_model,
     stored_responses,
     weights,
 )
@@ -193,13 +193,6 @@ def test_sampled_tokens_have_the_frequencies_of_the_measured_log_probs(warm_mode
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
-
-
-def saved_model(config, warm_model: Path, folder: Path) -> Path:
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(warm_model).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize(
