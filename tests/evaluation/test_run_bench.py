@@ -13,14 +13,12 @@ import pytest
 from eval_builders import CHAINS, HERE, RUN_BENCH, definition, results, samples, timeless_results
 from full_disk import full_disk
 from mlflow.tracking import MlflowClient
-from results_builder import line
 from run_builders import BUILDERS, ROOT, python, rows, small_bindings, train_small, wait_until
 from tracking_builders import tracked_runs
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
 from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
-from exgrpo_orlhf.evaluation.samples import SampleFile
 from exgrpo_orlhf.training.run import train
 
 # -- what it does -----------------------------------------------------------------------------------------------------
@@ -305,31 +303,19 @@ def test_responses_finished_before_an_engine_died_are_kept(tmp_path, chains, scr
     assert len(samples(tmp_path)) == 4
 
 
-def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, chains, monkeypatch):
-    written = []
-
-    def full(self, samples):
-        written.append(samples)
-        if len(written) == 2:
-            raise OSError(28, "No space left on device")
-        append(self, samples)
-
-    append = SampleFile.append
-    monkeypatch.setattr(SampleFile, "append", full)
-    chains("--limit", 70, "--rows", 1, status=2)
-    assert len(written) == 2
-    monkeypatch.setattr(SampleFile, "append", append)
-    assert len(samples(tmp_path)) == 1
-    chains("--limit", 70, "--rows", 1)
-
-
-def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path):
-    file = SampleFile(tmp_path / "x" / "samples.jsonl")
-    file.append([line(0, 0, "correct")])
-    before = file.path.read_bytes()
-    with full_disk(len(before) + 10), pytest.raises(OSError, match="File too large"):
-        file.append([line(0, 1, "correct")])
-    assert file.path.read_bytes() == before
+def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, chains):
+    words = ("--limit", 40, "--rows", 1)
+    files = {name: tmp_path / name / "chains" / "samples.jsonl" for name in ("whole", "full")}
+    chains(*words, out=tmp_path / "whole")
+    whole = files["whole"].read_bytes().splitlines(keepends=True)
+    limit = sum(map(len, whole)) * 3 // 4
+    with full_disk(limit):
+        assert "File too large" in chains(*words, out=tmp_path / "full", status=2)
+    written = files["full"].read_bytes().splitlines(keepends=True)
+    assert set(written) < set(whole), "half a line is taken back"
+    assert limit - max(map(len, whole)) < sum(map(len, written)) < limit
+    chains(*words, out=tmp_path / "full")
+    assert files["full"].read_bytes() == files["whole"].read_bytes()
 
 
 def test_an_attempt_without_a_response_does_not_bind_later_ones(tmp_path, chains):
