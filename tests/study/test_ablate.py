@@ -162,8 +162,16 @@ def test_every_run_is_once_in_mlflow_with_every_step_once_below_one_parent(study
         assert child.info.status == "FINISHED"
         assert child.info.run_name == f"{child.data.tags['variant']}/seed{child.data.tags['seed']}"
         assert child.data.tags["group"] == parent.data.tags["group"] == "smoke"
-        history = MlflowClient(study.store).get_metric_history(child.info.run_id, "reward/mean")
-        assert sorted(metric.step for metric in history) == list(range(1, STEPS + 1))
+        assert {"gin", "config_hash", "git_commit", "engine"} <= set(child.data.tags)
+        assert child.data.params["ReplayMixer.rho"] == {"on_policy": "0.0", "paper": "0.5"}[child.data.tags["variant"]]
+        measured = rows(study.out / child.info.run_name)[1:]
+        for name in ("reward/mean", "policy/loss"):
+            history = MlflowClient(study.store).get_metric_history(child.info.run_id, name)
+            in_order = sorted((metric.step, metric.value) for metric in history)
+            assert in_order == [(row["step"], row[name]) for row in measured]
+        assert len(measured) == STEPS
+        sent = {file.path for file in MlflowClient(study.store).list_artifacts(child.info.run_id)}
+        assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "rollouts.jsonl"}
 
 
 @pytest.mark.slow

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import pytest
 import torch
 from full_disk import full_disk
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, rows, small_bindings, train_command, wait_until
+from run_builders import ROOT, rows, small_bindings
 from run_builders import train_small as go
 from step_builders import decide_verdicts
 from tracking_builders import tracked_runs
@@ -135,42 +132,6 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
     run = tmp_path / "first"
     with pytest.raises(ValueError, match=rf"Work\.experience = '{run}' is the folder of a run; .*'{run}/checkpoint-6'"):
         go(warm_model, tmp_path / "fifth", f"Work.experience = {str(run)!r}")
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_step_once(warm_model, tmp_path):
-    """Through the command line, as a user does it: params, tags, artifacts and metrics of one run."""
-    run, store = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}"
-    more = ["Tracking.enabled = True", "Tracking.flush_seconds = 0.2", "train.save_every = 2", "train.eval_every = 5"]
-    command = [*train_command(run, small_bindings(warm_model, *more)), "--resume"]
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
-    process = subprocess.Popen([*command, "--set", "train.steps = 10000"], env=environment, stderr=subprocess.PIPE)
-    wait_until(lambda: max(checkpoints.find(run), default=0) >= 8 and checkpoints_know_their_run(run), process=process)
-    process.kill()
-    process.wait()
-    reached = max(checkpoints.find(run))
-    for steps in (reached + 3, reached + 6):
-        subprocess.run([*command, "--set", f"train.steps = {steps}"], env=environment, check=True)
-    client = MlflowClient(store)
-    [mlflow_run] = tracked_runs(store)
-    assert (mlflow_run.info.status, mlflow_run.data.params["ReplayMixer.rho"]) == ("FINISHED", "0.5")
-    assert {"gin", "config_hash", "git_commit", "engine", "seed"} <= set(mlflow_run.data.tags)
-    sent = {file.path for file in client.list_artifacts(mlflow_run.info.run_id)}
-    assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "rollouts.jsonl"}
-    for name in ("reward/mean", "replay/actual_share"):
-        history = client.get_metric_history(mlflow_run.info.run_id, name)
-        # In MLflow there may be steps beyond the last checkpoint from before the kill: the same ones, once each.
-        assert sorted(metric.step for metric in history) == list(range(1, reached + 7))
-    expected = {row["step"]: row["reward/mean"] for row in rows(run)[1:]}
-    assert {m.step: m.value for m in client.get_metric_history(mlflow_run.info.run_id, "reward/mean")} == expected
-
-
-def checkpoints_know_their_run(run: Path) -> bool:
-    newest = list(checkpoints.find(run).values())[-1]
-    try:
-        return json.loads((newest / "trainer" / "state.json").read_text())["mlflow_run_id"] is not None
-    except FileNotFoundError:  # just removed for a newer one
-        return False
 
 
 @pytest.mark.slow
