@@ -12,13 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pyarrow.parquet as pq
-import torch
-from safetensors.torch import load_file
+from kills import first_difference
+from kills import timeless as timeless
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
-from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf import config
 from exgrpo_orlhf.experiment import Outcome
 from exgrpo_orlhf.training.run import train
 
@@ -164,25 +163,7 @@ def run_here(model: Path, phase: list[str], run: Path, resume: bool) -> None:
 
 
 def assert_same_ending(run: Path, straight: Path) -> None:
-    ours, theirs = (checkpoints.find(folder)[STEPS] for folder in (run, straight))
-    weights, expected = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert [path.read_bytes() for path in sorted(ours.glob("adapter/*"))] == [
-        path.read_bytes() for path in sorted(theirs.glob("adapter/*"))
-    ]
-    optimizers = [torch.load(folder / "trainer" / "optimizer.pt") for folder in (ours, theirs)]
-    for i, state in optimizers[1]["optimizer"]["state"].items():
-        assert all(torch.equal(value, optimizers[0]["optimizer"]["state"][i][name]) for name, value in state.items())
-    assert optimizers[0]["scheduler"] == optimizers[1]["scheduler"]
-    tables = [path.relative_to(theirs) for path in sorted(theirs.rglob("*.parquet"))]
-    assert [path.relative_to(ours) for path in sorted(ours.rglob("*.parquet"))] == tables
-    for table in tables:  # of the buffer, and of the batch that was generated ahead
-        assert pq.read_table(ours / table).equals(pq.read_table(theirs / table))
-    assert (ours / "trainer" / "state.json").read_text() == (theirs / "trainer" / "state.json").read_text()
-    assert timeless(run) == timeless(straight)
-    for name in ("decisions.jsonl", "rollouts.jsonl"):
-        assert (run / name).read_bytes() == (straight / name).read_bytes()
+    assert first_difference(run, straight, STEPS) is None
 
 
 def rows(path: Path) -> list[dict]:
@@ -195,7 +176,3 @@ def rows_so_far(run: Path) -> list[dict]:
     """The metrics of a run that may not have begun, and may be writing its last line."""
     path = run / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]] if path.exists() else []
-
-
-def timeless(run: Path) -> list[dict]:
-    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows(run)]
