@@ -58,6 +58,9 @@ def first_difference(run: Path, straight: Path, steps: int) -> str | None:
     weights, expected = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
     if weights.keys() != expected.keys() or not all(torch.equal(weights[name], expected[name]) for name in expected):
         return "weights"
+    adapters = [{path.name: path.read_bytes() for path in folder.glob("adapter/*")} for folder in (ours, theirs)]
+    if adapters[0] != adapters[1]:
+        return "adapter"
     saved, wanted = (torch.load(folder / "trainer" / "optimizer.pt") for folder in (ours, theirs))
     states = [one["optimizer"].pop("state") for one in (saved, wanted)]
     if saved != wanted or states[0].keys() != states[1].keys():

@@ -11,6 +11,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
+from engine_builders import saved_model
 from run_builders import set_words, small_bindings
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -145,7 +146,7 @@ KINDS = {
 def test_a_whole_model_of_any_architecture_is_no_finding_and_a_missing_tensor_is(kind, tied, raw_model, tmp_path):
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
     config = AutoConfig.for_model(kind, **SMALL, **KINDS[kind], **tokens, tie_word_embeddings=tied)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    saved_model(config, raw_model, tmp_path)
     tokenizer, file = AutoTokenizer.from_pretrained(raw_model), tmp_path / "model.safetensors"
     weights.check(tmp_path, tokenizer)
     tensors = load_file(file)

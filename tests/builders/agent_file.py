@@ -15,10 +15,11 @@ class AgentInstance(AgentInstanceBase):
     async def step(self, state_dict: dict, **kwargs):
         self.turns += 1
         right = state_dict["action_text"].rpartition("#")[2] == state_dict["label"]
-        reward = torch.tensor(float(right))
+        reward = torch.tensor([float(right)])
+        print(f"turn {self.turns}")
         return {
             "rewards": reward,
-            "scores": reward,
+            "scores": 2 * reward,
             "environment_feedback": self.prompt,
             "done": right or self.turns == 3,
             "sampling_params": state_dict.get("sampling_params"),

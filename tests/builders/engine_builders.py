@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -218,6 +218,16 @@ def random_model(config, biases: bool = False) -> torch.nn.Module:
             elif biases and name.endswith("bias"):
                 parameter.normal_()
     return model
+
+
+def saved_model(model, tokenizer_of: Path, folder: Path) -> Path:
+    """A model, or one of a configuration, beside the tokenizer of another."""
+    if not isinstance(model, torch.nn.Module):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(model)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_of).save_pretrained(folder)
+    return folder
 
 
 def repeated_prompts(lengths, times) -> list[list[int]]:

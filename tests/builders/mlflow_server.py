@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
-from run_builders import wait_until
+from run_builders import free_port, wait_until
 
 
 class Server:
     """`mlflow server` on a port of its own; a restart keeps port and data."""
 
     def __init__(self, folder: Path):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.uri, self.folder, self.process = f"http://127.0.0.1:{self.port}", folder, None
 
     def start(self):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import traceback
 from dataclasses import replace
@@ -22,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 from engine_builders import K, as_episodes, make_engine, mixed_batch, move_adapter
+from run_builders import free_port
 
 from exgrpo_orlhf.doctor.parity import Difference, generated_ahead, recorded_gradients
 from exgrpo_orlhf.engines.local import TorchEngine
@@ -189,10 +189,7 @@ def main() -> None:
         path = folder / f"{cell['plain']}.pt"
         if not path.exists():
             torch.save(plain(Path(model), Path(reference), cell), path)
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    arguments = (int(ranks), port, (model, reference), cells, str(folder))
+    arguments = (int(ranks), free_port(), (model, reference), cells, str(folder))
     torch.multiprocessing.spawn(rank, arguments, nprocs=int(ranks))
     (folder / "found.json").rename(out)
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_builders import free_port
 
 
 @contextlib.contextmanager
@@ -46,10 +46,7 @@ def running_ray(tmp_path: Path, cpus: int, gpus: int, **more: str) -> Iterator[s
 
 
 def _head_node(folder: Path) -> list[str]:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"]
-    command += [f"--ray-client-server-port={port}", "--min-worker-port=0", "--max-worker-port=0"]
+    command += [f"--ray-client-server-port={free_port()}", "--min-worker-port=0", "--max-worker-port=0"]
     command += ["--object-store-memory=80000000", f"--temp-dir={folder}"]
     return [*command, "--include-dashboard=false", "--disable-usage-stats"]

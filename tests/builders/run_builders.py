@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pyarrow.parquet as pq
-import torch
-from safetensors.torch import load_file
+from kills import first_difference
+from kills import timeless as timeless
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
-from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf import config
 from exgrpo_orlhf.experiment import Outcome
 from exgrpo_orlhf.training.run import train
 
 ROOT = Path(__file__).resolve().parents[2]
+BUILDERS = Path(__file__).parent
 DATA = Path(os.environ.get("EXGRPO_TEST_DATA", ROOT.parent / "shared" / "data"))
 
 
@@ -79,6 +80,27 @@ def train_command(run: Path, bindings: Sequence[str], file: str = "toy.gin") -> 
     """The words of the same run in a process of its own."""
     script = str(ROOT / "scripts" / "train.py")
     return [sys.executable, script, "--gin", file, "--out", str(run), *set_words(bindings)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Variables of a process that imports the project and the builders. A PYTHONPATH among `more` is searched first."""
+    paths = [more.pop("PYTHONPATH", ""), ROOT, BUILDERS, ROOT / "benchmarks"]
+    path = os.pathsep.join(str(one) for one in paths if one)
+    return {**os.environ, **more, "PYTHONPATH": path}
+
+
+def python(
+    *words: object, env: Mapping[str, str] | None = None, timeout=1800.0, **options
+) -> subprocess.CompletedProcess[str]:
+    """A Python process to its end, with what it wrote. env: variables beside this process's"""
+    command = [sys.executable, *map(str, words)]
+    own = environment(**(env or {}))
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=own, **options)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 def set_words(bindings: Sequence[str]) -> list[str]:
@@ -141,25 +163,7 @@ def run_here(model: Path, phase: list[str], run: Path, resume: bool) -> None:
 
 
 def assert_same_ending(run: Path, straight: Path) -> None:
-    ours, theirs = (checkpoints.find(folder)[STEPS] for folder in (run, straight))
-    weights, expected = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert [path.read_bytes() for path in sorted(ours.glob("adapter/*"))] == [
-        path.read_bytes() for path in sorted(theirs.glob("adapter/*"))
-    ]
-    optimizers = [torch.load(folder / "trainer" / "optimizer.pt") for folder in (ours, theirs)]
-    for i, state in optimizers[1]["optimizer"]["state"].items():
-        assert all(torch.equal(value, optimizers[0]["optimizer"]["state"][i][name]) for name, value in state.items())
-    assert optimizers[0]["scheduler"] == optimizers[1]["scheduler"]
-    tables = [path.relative_to(theirs) for path in sorted(theirs.rglob("*.parquet"))]
-    assert [path.relative_to(ours) for path in sorted(ours.rglob("*.parquet"))] == tables
-    for table in tables:  # of the buffer, and of the batch that was generated ahead
-        assert pq.read_table(ours / table).equals(pq.read_table(theirs / table))
-    assert (ours / "trainer" / "state.json").read_text() == (theirs / "trainer" / "state.json").read_text()
-    assert timeless(run) == timeless(straight)
-    for name in ("decisions.jsonl", "rollouts.jsonl"):
-        assert (run / name).read_bytes() == (straight / name).read_bytes()
+    assert first_difference(run, straight, STEPS) is None
 
 
 def rows(path: Path) -> list[dict]:
@@ -168,5 +172,7 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def timeless(run: Path) -> list[dict]:
-    return [{name: value for name, value in row.items() if not name.startswith("time")} for row in rows(run)]
+def rows_so_far(run: Path) -> list[dict]:
+    """The metrics of a run that may not have begun, and may be writing its last line."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]] if path.exists() else []

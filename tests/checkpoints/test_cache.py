@@ -71,6 +71,7 @@ def test_what_a_killed_process_left_is_removed_when_the_next_model_is_made(tmp_p
     os.utime(left, (time.time() - 7200,) * 2)
     with cache.making(tmp_path / "model") as unfinished:
         (unfinished / "config.json").write_text("{}")
+        assert not (tmp_path / "model").exists(), "what is killed now leaves nothing that looks finished"
     assert {path.name for path in tmp_path.iterdir()} == {"model", at_work.name}
     assert cache.has(tmp_path / "model")
 

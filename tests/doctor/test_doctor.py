@@ -13,8 +13,9 @@ from pathlib import Path
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
+from layouts import MODELS
 from ray_node import running_ray
-from run_builders import ROOT
+from run_builders import ROOT, environment, python
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
@@ -42,10 +43,8 @@ LAYOUTS = sorted(path.name for path in (ROOT / "gin" / "engines").glob("openrlhf
 
 def doctor(folder: Path, *arguments: str, program: str = "scripts/doctor.py", **options) -> tuple[int, dict[str, str]]:
     """Exit status, and the line of each check."""
-    environment = {**os.environ, "EXGRPO_CACHE": str(folder / "cache"), **options.pop("env", {})}
-    environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'builders'}"
-    command = [sys.executable, str(ROOT / program), *arguments, "--out", str(folder / "runs")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800, **options)
+    own = {"EXGRPO_CACHE": str(folder / "cache"), **options.pop("env", {})}
+    done = python(ROOT / program, *arguments, "--out", folder / "runs", cwd=ROOT, env=own, **options)
     print(done.stdout, done.stderr)  # pytest shows it where a test fails
     lines = re.findall(r"^ *\d+ s  ((?:ok|failed|skipped) +(\w+) .*(?:\n {20}.*)*)", done.stdout, re.MULTILINE)
     assert lines or done.returncode == 2, done.stdout + done.stderr + log_of(folder)
@@ -83,8 +82,9 @@ def test_planted_faults_are_named(tmp_path):
     more = {"actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "train.dynamic_batch_enable": True}
     more |= {"train.max_tokens_per_gpu": 16384, "rollout.max_tokens_per_gpu": 16384}
     checks = ("nodes", "folder", "environment", "logprobs", "gradient", "sync")
-    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'builders'}"
-    with running_ray(tmp_path, cpus=16, gpus=3, PYTHONPATH=paths, RAY_worker_niceness="0") as address:
+    with running_ray(
+        tmp_path, cpus=16, gpus=3, PYTHONPATH=environment()["PYTHONPATH"], RAY_worker_niceness="0"
+    ) as address:
         status, lines = doctor(
             tmp_path,
             *CPU_LAYOUT,
@@ -152,8 +152,6 @@ def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
 
 
 def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(tmp_path, monkeypatch):
-    shape = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
-    model = Qwen2Config(**shape, num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
     experiment = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], [])
     host = {"SC_PHYS_PAGES": 10**9, "SC_PAGE_SIZE": 1000}
     monkeypatch.setattr(machine.os, "sysconf", host.__getitem__)
@@ -162,7 +160,7 @@ def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(t
     def memory_of_gpu(mebibytes: int) -> Finding:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho 81559\necho {mebibytes}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
-        return machine.memory(experiment, model)
+        return machine.memory(experiment, MODELS["7B"])
 
     assert machine.memory(experiment, None).outcome == "skipped"
     fits, small = memory_of_gpu(81559), memory_of_gpu(24564)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
-from run_builders import ROOT
+from run_builders import python
 
 from exgrpo_orlhf.environments import Reply
 
@@ -31,9 +27,7 @@ def test_openrlhf_need_not_be_installed(tmp_path):
         f"episode = Environment({str(tmp_path / 'game.py')!r}).processes().begin({{'observation': 'a', 'seed': 0}})\n"
         "print(episode.reply())\nepisode.step({})\nprint(episode.reply())\n"
     )
-    path = os.pathsep.join([str(tmp_path / "hide"), str(ROOT)])
-    env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=WAIT, env=env)
+    done = python("-c", source, timeout=WAIT, env={"PYTHONPATH": str(tmp_path / "hide")})
     assert done.stdout.splitlines() == [
         str(Reply("a")),
         str(Reply("No module named 'openrlhf.trainer'", True, 1.0)),

@@ -12,52 +12,19 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
+from run_builders import BUILDERS
 
 from exgrpo_orlhf.environments import Environment, EpisodeFailed, Reply, close_episodes
 
-OPENRLHF = """
-import random
-from typing import Any, Dict
-
-import torch
-from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
-
-
-class AgentInstance(AgentInstanceBase):
-    def __init__(self, *args, **kwargs):
-        self.step_idx = 0
-        self.max_steps = random.randint(2, 3)
-
-    async def reset(self, states: dict, **kwargs):
-        return {"observation": states["observation"] + " go"}
-
-    async def step(self, states: dict, **kwargs) -> Dict[str, Any]:
-        print(f"step {self.step_idx} of {self.max_steps}")
-        self.step_idx += 1
-        done = self.step_idx >= self.max_steps
-        reward = torch.tensor([0.5]) if states["label"] in states["action_text"] else torch.zeros(1)
-        return {
-            "rewards": reward,
-            "scores": reward * 2,
-            "environment_feedback": "" if done else "\\nTry again.\\n",
-            "done": done,
-            "sampling_params": states.get("sampling_params", None),
-            "extra_logs": {"dummy_scores": reward, "turn_count": self.step_idx},
-        }
-
-
-class AgentExecutor(MultiTurnAgentExecutor):
-    def __init__(self):
-        super().__init__(AgentInstance)
-"""
 # By the action: what a broken environment does.
 BROKEN = """
 import asyncio, gc, os, random, signal, socket, subprocess, sys, time
 import numpy as np
 
 class Env:
+    def __init__(self): self.first = random.random()
     def reset(self, states):
-        self.rng = random.random(), np.random.rand(), list({"a", "b", "c", "d"})
+        self.rng = self.first, random.random(), np.random.rand(), list({"a", "b", "c", "d"})
         return {"observation": str(self.rng)}
 
     def step(self, states):
@@ -124,26 +91,18 @@ def ended(pid: int) -> bool:
     return False
 
 
-def test_a_file_of_openrlhf_runs_unchanged_over_several_turns(tmp_path, capfd):
-    one = environment(tmp_path, OPENRLHF)
-    lengths = set()
-    for seed in range(6):
-        episode = begin(one, seed)
-        assert episode.reply() == Reply("6*7? go")
-        replies = [act(episode, "it is 42")]
-        while not replies[-1].done:
-            replies.append(act(episode, "no"))
-        n = len(replies)
-        lengths.add(n)
-        logs = (("dummy_scores", 0.5), ("turn_count", 1.0))
-        assert replies[0] == Reply("\nTry again.\n", False, 0.5, 1.0, logs)
-        assert replies[-1] == Reply("", True, 0.0, 0.0, (("dummy_scores", 0.0), ("turn_count", float(n))))
-        episode.close()
-    assert lengths == {2, 3}, "the seed decides"
+@pytest.mark.parametrize("answers", [("#41", "it is #42"), ("#41", "no", "#43")], ids=["right", "three times wrong"])
+def test_a_file_of_openrlhf_runs_unchanged_over_several_turns(answers, capfd):
+    episode = begin(Environment(str(BUILDERS / "agent_file.py"), timeout=WAIT))
+    assert episode.reply() == Reply("6*7?")
+    replies = [act(episode, answer) for answer in answers]
     close_episodes()
+    right, n = "#42" in answers[-1], len(answers)
+    assert replies[:-1] == [Reply("6*7?", False, 0.0, 0.0, (("turns", float(i)),)) for i in range(1, n)]
+    assert replies[-1] == Reply("6*7?", True, float(right), 2.0 * right, (("turns", float(n)),))
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert "step 0 of 2" in printed.err
+    assert "turn 1" in printed.err
 
 
 def test_one_loop_serves_all_turns_of_an_async_class_and_each_episode_has_an_instance(tmp_path):
@@ -184,9 +143,9 @@ FAULTS = {
     "exit": "its process ended: exit status 3",
     "kill": "its process ended: killed by SIGKILL",
     "eat": "out of memory (Environment.memory)",
-    "sys.exit": "game.py, line 19: SystemExit: bye",
-    "raise": "game.py, line 22: ZeroDivisionError: division by zero",
-    "several\nlines": "game.py, line 23: KeyError: 'one\\ntwo\\nxxx",
+    "sys.exit": "game.py, line 20: SystemExit: bye",
+    "raise": "game.py, line 23: ZeroDivisionError: division by zero",
+    "several\nlines": "game.py, line 24: KeyError: 'one\\ntwo\\nxxx",
     "noise": "no reply",
     "none": "game.py: step returned None; expected a dict with 'rewards', 'environment_feedback', 'done'",
     "del result['rewards']": "step returned no 'rewards'; expected a dict with 'rewards', 'environment_feedback',",

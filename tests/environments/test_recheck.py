@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from engine_builders import make_engine, questions
-from run_builders import ROOT, small_bindings
+from run_builders import ROOT, rows, train_small
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.files import sha256
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.settings import Sampling
 from exgrpo_orlhf.training import preparation
-from exgrpo_orlhf.training.run import train
 
 CALCULATOR = Environment(str(ROOT / "benchmarks" / "slipping_calculator.py"), stop=("=",), timeout=60.0)
 WORLD = """
@@ -98,26 +95,24 @@ def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(
     bindings += ["train.generate_ahead = True"]
 
     def run(steps: int) -> tuple[list[dict], list[Trajectory]]:
-        experiment = config.load(["toy.gin"], small_bindings(warm_model, *bindings, f"train.steps = {steps}"))
-        train(experiment, folder, resume=steps > 4, tracking_uri="unused", tags={})
+        train_small(warm_model, folder, *bindings, f"train.steps = {steps}", resume=steps > 4)
         saved = folder / f"checkpoint-{steps}" / "replay"
         buffer = snapshot.load(saved, ReplayBuffer(RetirementPolicy()), snapshot.fingerprint(saved))
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return rows, [one.trajectory for record in buffer.records.values() for one in record.stored]
+        return rows(folder), [one.trajectory for record in buffer.records.values() for one in record.stored]
 
-    rows, before = run(4)
-    assert [row.get("replay/outdated") for row in rows] == [None, None, 0.0, None, 0.0]
+    steps, before = run(4)
+    assert [row.get("replay/outdated") for row in steps] == [None, None, 0.0, None, 0.0]
     assert len(before) > 5
     world.touch()
     path.write_text(path.read_text() + "\n")
     tags, tracker = {}, preparation.MlflowTracker
     spy = lambda *args, **more: tags.update(more["tags"]) or tracker(*args, **more)
     monkeypatch.setattr(preparation, "MlflowTracker", spy)
-    rows, after = run(6)
+    steps, after = run(6)
     assert tags["Environment.path sha256"] == sha256(path)
     text = f"Environment.path: this file is not that of {folder / 'checkpoint-4'}, from which the run goes on"
     assert [record.getMessage() for record in caplog.records].count(text) == 1
-    assert rows[-1]["replay/outdated"] >= len(before)
+    assert steps[-1]["replay/outdated"] >= len(before)
     assert not {one.key for one in before} & {one.key for one in after}
 
 

@@ -6,11 +6,9 @@ import json
 
 import pytest
 from eval_builders import HERE, results, samples
-from run_builders import ROOT, small_bindings
+from run_builders import ROOT, train_small
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.evaluation import episodes
-from exgrpo_orlhf.training.run import train
 
 CALCULATOR = ROOT / "benchmarks" / "slipping_calculator.py"
 BLOCK = """
@@ -48,9 +46,8 @@ def test_episodes_score_as_in_the_runs_own_evaluation(warm_model, tmp_path, play
     calculator = ROOT / "exgrpo_orlhf" / "environments" / "chain_calculator.py"
     bindings = [f"Environment.path = {str(calculator)!r}", "Environment.stop = ('=',)", "Environment.timeout = 60.0"]
     bindings += ["train.steps = 1", "train.eval_every = 1", "validation/ModularChains.count = 20"]
-    experiment = config.load(("toy.gin",), small_bindings(warm_model, *bindings))
     run = tmp_path / "run"
-    train(experiment, run, resume=False, tracking_uri="unused", tags={})
+    train_small(warm_model, run, *bindings)
     out = play(model=run / "checkpoint-1", temperature=0.0, count=1, path="chain_calculator.py")
     then = {each["id"]: each for each in samples(run / "evaluation" / "1", "validation")}
     now = {each["id"]: each for each in samples(out, "calculator")}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any
@@ -20,7 +19,7 @@ import pytest
 import torch
 from eval_builders import all_responses, greedy_by_transformers, needs_vllm, published_model, request, texts
 from http_server import Reply, http_server
-from run_builders import wait_until
+from run_builders import free_port, wait_until
 
 from exgrpo_orlhf.evaluation.backends import EngineFailure, GenerationRequest
 from exgrpo_orlhf.evaluation.backends.server import ServerEngine
@@ -281,8 +280,7 @@ def test_a_wrong_address_model_or_key_is_reported_before_anything_is_generated(m
 @needs_vllm
 def test_vllms_own_server_answers_as_transformers_does(tmp_path):
     folder = published_model(tmp_path / "model")
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(port)]
     command += ["--host", "127.0.0.1", "--served-model-name", "tiny", "--dtype", "float32"]
     command += ["--generation-config", "vllm"]

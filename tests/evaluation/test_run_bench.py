@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -14,13 +13,12 @@ import pytest
 from eval_builders import CHAINS, HERE, RUN_BENCH, definition, results, samples, timeless_results
 from full_disk import full_disk
 from mlflow.tracking import MlflowClient
-from results_builder import line
-from run_builders import ROOT, rows, small_bindings, train_small, wait_until
+from run_builders import BUILDERS, ROOT, python, rows, small_bindings, train_small, wait_until
+from tracking_builders import tracked_runs
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
 from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
-from exgrpo_orlhf.evaluation.samples import SampleFile
 from exgrpo_orlhf.training.run import train
 
 # -- what it does -----------------------------------------------------------------------------------------------------
@@ -30,10 +28,8 @@ from exgrpo_orlhf.training.run import train
 def test_the_sets_that_are_here_are_run_and_the_others_are_in_no_mean(shared_data, byte_model, tmp_path):
     words = ["--model", byte_model, "--suite", "paper", "--data", shared_data, "--limit", 2, "--samples", 2]
     words += ["--max-tokens", 16, *HERE, "--out", tmp_path / "x"]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
-    done = subprocess.run(
-        [sys.executable, RUN_BENCH, *map(str, words)], env=offline, capture_output=True, text=True, cwd=tmp_path
-    )
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    done = python(RUN_BENCH, *words, env=offline, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     content = results(tmp_path / "x")
     benchmarks, general = content["benchmarks"], content["means"]["groups"]["general"]
@@ -161,10 +157,8 @@ def test_random_kills_change_nothing(warm_model, tmp_path, bench):
     ]
     words += ["--limit", 60, "--samples", 4, "--max-tokens", 48, "--rows", 3, *HERE, "--template", "plain"]
     bench(*words, "--out", tmp_path / "whole")
-    killer = [sys.executable, ROOT / "tests" / "builders" / "bench_killer.py", 8, tmp_path / "killed", "--"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [str(word) for word in (*killer, *words, "--out", tmp_path / "killed")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    killer = (BUILDERS / "bench_killer.py", 8, tmp_path / "killed", "--")
+    done = python(*killer, *words, "--out", tmp_path / "killed", env={"OMP_NUM_THREADS": "1"}, timeout=600)
     assert done.stdout.strip().endswith("8 killed, then exit status 0"), done.stdout[-500:] + done.stderr[-3000:]
     assert timeless_results(tmp_path / "killed") == timeless_results(tmp_path / "whole")
     for benchmark in ("chains", "mine"):
@@ -309,31 +303,19 @@ def test_responses_finished_before_an_engine_died_are_kept(tmp_path, chains, scr
     assert len(samples(tmp_path)) == 4
 
 
-def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, chains, monkeypatch):
-    written = []
-
-    def full(self, samples):
-        written.append(samples)
-        if len(written) == 2:
-            raise OSError(28, "No space left on device")
-        append(self, samples)
-
-    append = SampleFile.append
-    monkeypatch.setattr(SampleFile, "append", full)
-    chains("--limit", 70, "--rows", 1, status=2)
-    assert len(written) == 2
-    monkeypatch.setattr(SampleFile, "append", append)
-    assert len(samples(tmp_path)) == 1
-    chains("--limit", 70, "--rows", 1)
-
-
-def test_half_a_line_is_taken_back_where_a_write_fails(tmp_path):
-    file = SampleFile(tmp_path / "x" / "samples.jsonl")
-    file.append([line(0, 0, "correct")])
-    before = file.path.read_bytes()
-    with full_disk(len(before) + 10), pytest.raises(OSError, match="File too large"):
-        file.append([line(0, 1, "correct")])
-    assert file.path.read_bytes() == before
+def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, chains):
+    words = ("--limit", 40, "--rows", 1)
+    files = {name: tmp_path / name / "chains" / "samples.jsonl" for name in ("whole", "full")}
+    chains(*words, out=tmp_path / "whole")
+    whole = files["whole"].read_bytes().splitlines(keepends=True)
+    limit = sum(map(len, whole)) * 3 // 4
+    with full_disk(limit):
+        assert "File too large" in chains(*words, out=tmp_path / "full", status=2)
+    written = files["full"].read_bytes().splitlines(keepends=True)
+    assert set(written) < set(whole), "half a line is taken back"
+    assert limit - max(map(len, whole)) < sum(map(len, written)) < limit
+    chains(*words, out=tmp_path / "full")
+    assert files["full"].read_bytes() == files["whole"].read_bytes()
 
 
 def test_an_attempt_without_a_response_does_not_bind_later_ones(tmp_path, chains):
@@ -391,7 +373,7 @@ def test_results_are_on_the_training_run_once_and_without_one_on_a_run_of_their_
     train(config.load(("toy.gin",), bindings), run, resume=False, tracking_uri=uri, tags={})
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)
-    (trained,) = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    (trained,) = tracked_runs(uri)
     words = ("--model", run / "checkpoint-2", "--engine", "transformers", "--suite", "chains")
     for _ in range(2):
         bench(*words, "--out", tmp_path / "x")
@@ -414,8 +396,7 @@ def test_results_are_on_the_training_run_once_and_without_one_on_a_run_of_their_
     bench("--model", warm_model, "--engine", "transformers", "--benchmarks", "chains", "--out", tmp_path / "raw")
     history = client.get_metric_history(trained.info.run_id, "eval/chains/avg_at_1")
     assert [each.value for each in history] == [measured.value], "no other score under that name"
-    own = client.search_runs([client.get_experiment_by_name("exgrpo-eval").experiment_id])
-    by_name = {each.info.run_name: each.data for each in own}
+    by_name = {each.info.run_name: each.data for each in tracked_runs(uri, "exgrpo-eval")}
     assert set(by_name) == {*others, "raw"}
     assert by_name["part"].tags["trained_by"] == trained.info.run_id
     assert "eval/avg" not in by_name["part"].metrics, "no mean of parts"

@@ -14,15 +14,13 @@ from drawn_charts import charts, of_class, opened
 from large_experience import large
 from mlflow import MlflowClient
 from run_builders import MIXED_PHASE, STEPS, rows, run_here
+from tracking_builders import tracker
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.explore.history import KINDS, History, diversity, forgotten_by_step, read
 from exgrpo_orlhf.explore.run_page import RunPage, explore, page
 from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.settings import Tracking
-from exgrpo_orlhf.tracking.metrics_log import MetricsLog
-from exgrpo_orlhf.tracking.tracker import MlflowTracker
 
 
 @pytest.fixture(scope="module")
@@ -171,21 +169,15 @@ def test_with_graded_rewards_the_spread_of_the_groups_is_drawn_and_without_there
 # -- while the run trains ----------------------------------------------------------------------------------------------
 
 
-def tracker(run: Path, folder: Path, monkeypatch) -> MlflowTracker:
-    """Of a run, into a database in the folder."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    metrics = MetricsLog(run / "metrics.jsonl")
-    return MlflowTracker(metrics, Tracking(), default_uri=uri, run_name="run", params={}, tags={})
-
-
-def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(run, tmp_path, monkeypatch):
+def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
+    run, tmp_path, sqlite, no_tracking_server, monkeypatch
+):
     folder, now = tmp_path / "run", [0.0]
     folder.mkdir()
     for name in ("decisions.jsonl", "rollouts.jsonl"):
         (folder / name).write_bytes((run / name).read_bytes())
     monkeypatch.setattr("exgrpo_orlhf.explore.run_page.time.monotonic", lambda: now[0])
-    sender = tracker(folder, tmp_path, monkeypatch)
+    sender = tracker(folder, sqlite)
 
     def costly(ids) -> str:
         now[0] += 0.1
@@ -206,13 +198,12 @@ def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
     assert made == [False, True, False, True, False]
     of_run.refresh(buffer, 12, last=True)
     sender.close("FINISHED")
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    there = client.download_artifacts(sender.run_id, "explore.html", str(tmp_path))
+    there = MlflowClient(sqlite).download_artifacts(sender.run_id, "explore.html", str(tmp_path))
     assert Path(there).read_bytes() == (folder / "explore.html").read_bytes()
 
 
-def test_a_page_that_cannot_be_made_does_not_stop_training(tmp_path, monkeypatch, caplog):
-    sender = tracker(tmp_path, tmp_path, monkeypatch)
+def test_a_page_that_cannot_be_made_does_not_stop_training(tmp_path, sqlite, no_tracking_server, caplog):
+    sender = tracker(tmp_path, sqlite)
     page = RunPage(tmp_path, sender, [], str)
     page.refresh(ReplayBuffer(RetirementPolicy()), 0, last=True)
     assert "explore.html" not in caplog.text, "before the first step there is nothing to show"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
 from dataclasses import replace
 from itertools import product
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from run_builders import rows, train_in
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from exgrpo_orlhf.models.tiny_models import END, PAD, ChainModel, GymModel, chain_tokenizer
@@ -22,9 +21,6 @@ VOCABULARY = ChainModel.vocabulary
 SMALL = dict(steps=3, batch_size=4, width=32, layers=1)
 TINY = ChainModel(operands=(2, 3), **SMALL)
 GYM = GymModel(tasks="spell_backward", settings={"max_word_len": 6}, count=40, **SMALL)
-# Forked from a process that has imported everything and computed nothing: clean processes for one import's time.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["exgrpo_orlhf.models.tiny_models"])
 
 
 @pytest.fixture(autouse=True)
@@ -146,22 +142,6 @@ def test_an_interrupted_warm_up_leaves_nothing(tmp_path, monkeypatch, moment):
     assert replace(TINY, cache=tmp_path).prepare().is_dir()
 
 
-def exit_while_saving(model: ChainModel) -> None:
-    PreTrainedTokenizerFast.save_pretrained = lambda *_: os._exit(9)  # the network is on disk by then
-    model.prepare()
-
-
-@pytest.mark.slow
-def test_a_process_killed_while_it_saves_leaves_nothing_that_looks_finished(tmp_path):
-    model = replace(TINY, cache=tmp_path)
-    process = PROCESSES.Process(target=exit_while_saving, args=(model,))
-    process.start()
-    process.join()
-    assert process.exitcode == 9
-    assert not model.directory.exists()
-    assert (model.prepare() / "tokenizer.json").is_file()
-
-
 def test_the_second_of_two_warm_ups_is_thrown_away(tmp_path, monkeypatch):
     model, train = replace(TINY, cache=tmp_path), ChainModel._warmed_up
 
@@ -244,8 +224,6 @@ def test_questions_that_a_gym_model_cannot_read_are_refused(prepared_gym, task, 
 
 
 def test_the_whole_algorithm_runs_with_graded_rewards_of_the_library(tmp_path):
-    from run_builders import rows, train_in  # here, because the processes that other tests start import this file
-
     pytest.importorskip("reasoning_gym", reason="make reasoning-gym")
     small = [
         *("GymModel.steps = 120", "GymModel.width = 64", "GymModel.layers = 2", f"GymModel.cache = '{tmp_path}'"),

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from run_builders import ROOT, small_bindings, train_in
+from run_builders import ROOT, python, small_bindings, train_in
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix, fingerprint
@@ -79,8 +76,7 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path):
         "try: QuestionHub('somebody/some-set').load()\n"
         "except ValueError as error: print(error)"
     )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    process = python("-c", code, cwd=ROOT, env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)})
     assert "somebody/some-set: the hub cannot be reached" in process.stdout, process.stderr
     assert "hf download --repo-type dataset somebody/some-set" in process.stdout
 
@@ -89,7 +85,7 @@ def test_questions_are_imported_without_heavy_libraries_and_the_folder_datasets_
     """From the project's root, where sys.path begins with it, and here under pytest."""
     light = "import sys, exgrpo_orlhf.questions; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     code = f"{light}; import datasets; print(callable(datasets.load_dataset))"
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    process = python("-c", code, cwd=ROOT)
     assert process.stdout.split() == ["set()", "True"], process.stderr
     assert datasets.__file__ is not None
 

@@ -9,9 +9,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
-from run_builders import byte_tokenizer, rows, train_command
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from eval_builders import byte_model
+from run_builders import rows, train_command
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import manifest
@@ -39,16 +38,7 @@ def test_replayed_steps_on_real_questions_stay_within_bounded_memory(shared_data
     """The logits of the replayed group's rows alone would take 2.4 GB, in float32 and once; training on them without
     chunks takes about three times that. The whole process stays below 1.5 GB.
     """
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            intermediate_size=64, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None,
-            eos_token_id=0,
-        )
-    )  # fmt: skip
-    model.save_pretrained(tmp_path / "model")
-    byte_tokenizer().save_pretrained(tmp_path / "model")
+    byte_model(tmp_path / "model", layers=2, vocabulary=VOCABULARY, context=4096)
     bindings = [
         "Work.model = @PretrainedModel()",
         f"PretrainedModel.path = {str(tmp_path / 'model')!r}",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from run_builders import rows
 
 from exgrpo_orlhf.questions.boxes import last_box
 from exgrpo_orlhf.records import Question
@@ -17,12 +17,7 @@ from exgrpo_orlhf.rewards.text.extraction import visible
 from exgrpo_orlhf.rewards.text.latex import number, same_number
 from exgrpo_orlhf.rewards.text.symbolic import computable
 
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-
-
-SUITE = read(Path(__file__).with_name("math_suite.jsonl"))  # by gold, the responses of each verdict
+SUITE = rows(Path(__file__).with_name("math_suite.jsonl"))  # by gold, the responses of each verdict
 
 
 @pytest.mark.parametrize("category", sorted({golds["category"] for golds in SUITE}))
@@ -39,7 +34,7 @@ def test_suite(category):
 
 
 def test_public_cases(shared_data):
-    cases = read(shared_data / "grader_cases.jsonl")
+    cases = rows(shared_data / "grader_cases.jsonl")
     verdicts = [math.grade(Answer(case["gold"], case["response"])).verdict == "correct" for case in cases]
     wrong = [case["id"] for case, correct in zip(cases, verdicts, strict=True) if correct != case["label"]]
     assert len(wrong) <= 0.03 * len(cases), wrong
@@ -50,7 +45,7 @@ def golds(shared_data) -> dict[str, list[str]]:
     fields = {"math500": "answer", "aime24": "expected_answer", "aime25": "expected_answer", "amc23": "answer"}
     fields |= {"minerva": "solution", "gsm8k": "answer"}
     texts = {
-        name: [math.gold_texts(row[field])[0] for row in read(shared_data / f"{name}_test.jsonl")]
+        name: [math.gold_texts(row[field])[0] for row in rows(shared_data / f"{name}_test.jsonl")]
         for name, field in fields.items()
     }
     valid = pq.read_table(shared_data / "exgrpo_valid.parquet", columns=["reward_model"]).to_pylist()

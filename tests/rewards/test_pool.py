@@ -17,7 +17,7 @@ from signal import SIGKILL
 
 import numpy as np
 import pytest
-from run_builders import ROOT, wait_until
+from run_builders import ROOT, python, wait_until
 
 from exgrpo_orlhf.engines.engine import EngineLost
 from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
@@ -101,11 +101,11 @@ def test_the_same_verdicts_from_the_main_thread_any_thread_and_asyncio():
 
 def test_the_same_verdicts_in_ray():
     ray = pytest.importorskip("ray")
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent), *filter(None, sys.path)])
-    code = textwrap.dedent(f"""
-        import asyncio, json, ray
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    code = textwrap.dedent("""
+        import asyncio, json, os, ray
         ray.init(num_cpus=2, include_dashboard=False, logging_level="error",
-                 runtime_env={{"env_vars": {{"PYTHONPATH": {path!r}}}}})
+                 runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}})
         from test_pool import verdicts
         @ray.remote
         def task(): return verdicts()
@@ -117,13 +117,7 @@ def test_the_same_verdicts_in_ray():
         print(json.dumps(ray.get([task.remote(), actor.direct.remote(), actor.threaded.remote()], timeout=600)))
     """)
     assert ray is not None
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    done = python("-c", code, env={"PYTHONPATH": path}, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.strip().split("\n")[-1]) == [VERDICTS] * 3
 

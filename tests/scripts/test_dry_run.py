@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from layouts import MODELS
 from run_builders import byte_tokenizer, set_words, small_bindings
-from transformers import Qwen2Config
 
 from exgrpo_orlhf.models.tiny_models import ChainModel
-
-SHAPE = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064}
-HEADS = {"num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
 
 
 @pytest.fixture
 def big_model(tmp_path: Path) -> Path:
     """Configuration and tokenizer of a model of Qwen2.5-7B's sizes, without weights."""
     folder = tmp_path / "model"
-    Qwen2Config(**SHAPE, **HEADS, max_position_embeddings=16384, architectures=["Qwen2ForCausalLM"]).save_pretrained(
-        folder
-    )
+    config = deepcopy(MODELS["7B"])
+    config.update({"max_position_embeddings": 16384, "architectures": ["Qwen2ForCausalLM"]})
+    config.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -19,8 +18,9 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, set_words, small_bindings, timeless, wait_until
+from run_builders import ROOT, rows, rows_so_far, set_words, small_bindings, timeless, wait_until
 from study_builders import ablate
+from tracking_builders import tracked_runs
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import claim
@@ -50,19 +50,13 @@ def words(model: Path, out: Path) -> list[str]:
     return ["--out", str(out), *set_words(bindings(model))]
 
 
-def rows(run: Path) -> list[dict]:
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
-
-
 def newest(run: Path) -> int:
     return max(checkpoints.find(run), default=0)
 
 
 def mlflow_runs(store: str) -> tuple[list, list]:
     """The parents, and the runs below them."""
-    client = MlflowClient(store)
-    both = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    both = tracked_runs(store)
     parents = [run for run in both if "mlflow.parentRunId" not in run.data.tags]
     return parents, [run for run in both if run not in parents]
 
@@ -95,14 +89,16 @@ def study(warm_model, tmp_path_factory) -> Disturbed:
     first = [out / "on_policy" / "seed0", out / "paper" / "seed0"]
 
     process = start(store, command)
-    wait_until(lambda: all(len(rows(run)) > 2 for run in first), process=process)
+    wait_until(lambda: all(len(rows_so_far(run)) > 2 for run in first), process=process)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
     status = process.wait()
-    reached, saved = [len(rows(run)) - 1 for run in first], [newest(run) for run in first]
+    reached, saved = [len(rows_so_far(run)) - 1 for run in first], [newest(run) for run in first]
     begun = {name for name in RUNS if (out / name / "run.log").exists()}
 
     process = start(store, command)
-    wait_until(lambda: all(len(rows(run)) - 1 > n for run, n in zip(first, reached, strict=True)), process=process)
+    wait_until(
+        lambda: all(len(rows_so_far(run)) - 1 > n for run, n in zip(first, reached, strict=True)), process=process
+    )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait()
@@ -166,8 +162,16 @@ def test_every_run_is_once_in_mlflow_with_every_step_once_below_one_parent(study
         assert child.info.status == "FINISHED"
         assert child.info.run_name == f"{child.data.tags['variant']}/seed{child.data.tags['seed']}"
         assert child.data.tags["group"] == parent.data.tags["group"] == "smoke"
-        history = MlflowClient(study.store).get_metric_history(child.info.run_id, "reward/mean")
-        assert sorted(metric.step for metric in history) == list(range(1, STEPS + 1))
+        assert {"gin", "config_hash", "git_commit", "engine"} <= set(child.data.tags)
+        assert child.data.params["ReplayMixer.rho"] == {"on_policy": "0.0", "paper": "0.5"}[child.data.tags["variant"]]
+        measured = rows(study.out / child.info.run_name)[1:]
+        for name in ("reward/mean", "policy/loss"):
+            history = MlflowClient(study.store).get_metric_history(child.info.run_id, name)
+            in_order = sorted((metric.step, metric.value) for metric in history)
+            assert in_order == [(row["step"], row[name]) for row in measured]
+        assert len(measured) == STEPS
+        sent = {file.path for file in MlflowClient(study.store).list_artifacts(child.info.run_id)}
+        assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "rollouts.jsonl"}
 
 
 @pytest.mark.slow

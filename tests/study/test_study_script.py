@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
 import os
 import shutil
 import signal
@@ -14,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mlflow.tracking import MlflowClient
-from run_builders import ROOT, small_bindings, wait_until
+from run_builders import ROOT, rows_so_far, small_bindings, wait_until
+from tracking_builders import tracked_runs
 
 STUDY = ROOT / "docs" / "study"
 sys.path.insert(0, str(STUDY))
@@ -80,8 +79,7 @@ def start(project: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 
 
 def steps(project: Path, run: str) -> list[int]:
-    path = project / "runs" / "study_weak" / run / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return [row["step"] for row in rows_so_far(project / "runs" / "study_weak" / run)]
 
 
 def test_a_study_stopped_by_ctrl_c_goes_on_with_the_same_command_and_writes_its_document(project: Path, start) -> None:
@@ -99,8 +97,7 @@ def test_a_study_stopped_by_ctrl_c_goes_on_with_the_same_command_and_writes_its_
     assert process.returncode == 0, output[-4000:]
     for run in ("on_policy/seed0", "on_policy/seed1", "paper/seed0", "paper/seed1"):
         assert steps(project, run) == list(range(STEPS + 1))
-    client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
-    runs = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    runs = tracked_runs(f"sqlite:///{project / 'mlflow.db'}")
     assert sorted(run.data.tags.get("variant", "") for run in runs) == ["", *["on_policy"] * 2, *["paper"] * 2]
 
     figures = project / "docs" / "study"

@@ -6,32 +6,28 @@ from __future__ import annotations
 import getpass
 import json
 import logging
-import os
-import subprocess
 from pathlib import Path
 
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, rows, small_bindings, train_command, train_small, wait_until
+from run_builders import ROOT, python, rows, small_bindings, train_command, train_small, wait_until
+from tracking_builders import tracked_runs, tracker
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.questions.reading import fingerprint
 from exgrpo_orlhf.settings import Tracking
-from exgrpo_orlhf.tracking import tracker
 from exgrpo_orlhf.tracking.client import page
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
-from exgrpo_orlhf.tracking.tracker import MlflowTracker
 
 
 def the_run(sqlite: str):
-    client = MlflowClient(sqlite)
-    (run,) = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    (run,) = tracked_runs(sqlite)
     return run
 
 
 def trained(model, sqlite, out, *more, file="toy.gin") -> str:
-    command = train_command(out / "run", small_bindings(model, "Tracking.enabled = True", *more), file)
-    done = subprocess.run(command, env={**os.environ, "MLFLOW_TRACKING_URI": sqlite}, capture_output=True, text=True)
+    _, *words = train_command(out / "run", small_bindings(model, "Tracking.enabled = True", *more), file)
+    done = python(*words, env={"MLFLOW_TRACKING_URI": sqlite})
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -100,12 +96,10 @@ def test_a_switched_on_part_has_its_metrics(warm_model, tmp_path):
 
 def test_a_description_that_its_user_has_changed_stays(sqlite, tmp_path):
     def session(run_id=None):
-        log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
         tags = {"mlflow.note.content": "as the file says"}
-        settings = Tracking(flush_seconds=0.05)
-        tracker = MlflowTracker(log, settings, default_uri=sqlite, run_name="r", params={}, tags=tags, run_id=run_id)
-        tracker.close("FINISHED")
-        return tracker.run_id
+        sender = tracker(tmp_path / "run", sqlite, tags=tags, run_id=run_id)
+        sender.close("FINISHED")
+        return sender.run_id
 
     run_id = session()
     assert the_run(sqlite).data.tags["mlflow.note.content"] == "as the file says"
@@ -118,22 +112,19 @@ def test_a_resumed_run_says_how_often_it_was_killed(sqlite, tmp_path, caplog):
     folder = tmp_path / "run"
     for session in range(3):  # the first two end without a word, as a killed process does
         log = MetricsLog(folder / "metrics.jsonl")
-        settings = Tracking(flush_seconds=0.05)
-        tracker = MlflowTracker(log, settings, default_uri=sqlite, run_name="r", params={"a": "'x'"}, tags={})
+        sender = tracker(log, sqlite, params={"a": "'x'"})
         log.append(session, {"reward/mean": 0.0})
-        wait_until(lambda at=session, of=tracker: of.run_id and the_run(sqlite).data.metrics.get("train/step") == at)
+        wait_until(lambda at=session, of=sender: of.run_id and the_run(sqlite).data.metrics.get("train/step") == at)
         if session == 2:
             with caplog.at_level(logging.INFO):
-                tracker.close("FINISHED")
+                sender.close("FINISHED")
     assert the_run(sqlite).data.tags["killed"] == "2"
     assert "keeps its first values" not in caplog.text
 
 
 def test_the_machine_is_measured_if_bound(sqlite, tmp_path, monkeypatch):
-    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-    monkeypatch.setattr(tracker, "SYSTEM_SECONDS", 0.2)
-    settings = Tracking(flush_seconds=0.05, system_metrics=True)
-    sender = MlflowTracker(log, settings, default_uri=sqlite, run_name="r", params={}, tags={})
+    monkeypatch.setattr("exgrpo_orlhf.tracking.tracker.SYSTEM_SECONDS", 0.2)
+    sender = tracker(tmp_path / "run", sqlite, Tracking(flush_seconds=0.05, system_metrics=True))
     wait_until(lambda: sender.run_id and "system/cpu_utilization_percentage" in the_run(sqlite).data.metrics)
     sender.close("FINISHED")
     assert the_run(sqlite).info.status == "FINISHED"

@@ -1,7 +1,6 @@
 """The way of the metrics log to a real MLflow: SQLite files and `mlflow server` processes, stopped and killed."""
 
 import logging
-import os
 import shutil
 import socket
 import subprocess
@@ -11,16 +10,14 @@ import time
 import pytest
 from mlflow.tracking import MlflowClient
 from mlflow_server import Server
-from run_builders import ROOT, small_bindings, wait_until
+from run_builders import environment, small_bindings, wait_until
+from tracking_builders import tracked_runs, tracker
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking.client import address
-from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL
-from exgrpo_orlhf.tracking.tracker import MetricsLog, MlflowTracker
+from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL, MetricsLog
 from exgrpo_orlhf.training import run
-
-FAST = Tracking(flush_seconds=0.05)
 
 # A training process: a row every 10 ms, told on standard output; then as the last argument says.
 TRAIN = """
@@ -58,13 +55,7 @@ def server(tmp_path, made_database):
 
 def train(folder, uri, first, steps, end):
     command = [sys.executable, "-c", TRAIN, str(folder), uri, str(first), str(steps), end]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-
-
-def tracker(log, uri, settings=FAST, **other):
-    return MlflowTracker(
-        log, settings, **{"default_uri": uri, "run_name": "run", "params": {}, "tags": {}, "run_id": None, **other}
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
 
 
 def fill(log, steps, offset=0.0):
@@ -75,11 +66,6 @@ def fill(log, steps, offset=0.0):
 def history(uri, run_id, name="reward/mean"):
     """[(step, value)] as the server kept them, sorted by step."""
     return sorted((metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run_id, name))
-
-
-def all_runs(uri, experiment="exgrpo"):
-    client = MlflowClient(uri)
-    return client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
 
 
 def once_each(steps):
@@ -104,7 +90,7 @@ def test_a_run_arrives_whole(tmp_path, fresh_sqlite):
     for name in ("plot.txt", "gone.txt"):
         sender.artifact(tmp_path / name)
     sender.close("FINISHED")
-    (run,) = all_runs(fresh_sqlite)
+    (run,) = tracked_runs(fresh_sqlite)
     assert run.info.run_id == sender.run_id
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert run.data.params == {name: str(value) for name, value in params.items()}
@@ -126,7 +112,7 @@ def test_long_params_are_cut_with_their_hash(tmp_path, sqlite):
     params = {"a": "x" * 7000, "b": "x" * 6999 + "y", "whole": "x" * 6000}
     sender = tracker(MetricsLog(tmp_path / "metrics.jsonl"), sqlite, params=params)
     sender.close("FINISHED")
-    stored = all_runs(sqlite)[0].data.params
+    stored = tracked_runs(sqlite)[0].data.params
     assert stored["whole"] == params["whole"]
     assert len(stored["a"]) == len(stored["b"]) == 6000
     assert stored["a"] != stored["b"]
@@ -143,10 +129,10 @@ def test_a_run_resumed_twice_is_one_run_with_each_step_once(tmp_path, sqlite, ca
         log.cut_back(2 * session)
         again = tracker(log, sqlite, params={"train.steps": 9, f"new{session}": 1}, run_id=sender.run_id)
         assert again.run_id == sender.run_id
-        wait_until(lambda: all_runs(sqlite)[0].info.status == "RUNNING")
+        wait_until(lambda: tracked_runs(sqlite)[0].info.status == "RUNNING")
         fill(log, range(2 * session + 1, 6 + session), offset=0.25)
         again.close("FINISHED")
-    (run,) = all_runs(sqlite)
+    (run,) = tracked_runs(sqlite)
     assert run.info.status == "FINISHED"
     assert run.data.params == {"train.steps": "3", "new1": "1", "new2": "1"}
     assert history(sqlite, run.info.run_id) == [*once_each(range(6)), (6, 6.25), (7, 7.25)]
@@ -165,7 +151,7 @@ def test_a_killed_process_goes_on_in_its_run_without_knowing_the_id(tmp_path, sq
     sender = tracker(log, sqlite)
     fill(log, range(4, reached + 3))
     sender.close("FINISHED")
-    (run,) = all_runs(sqlite)
+    (run,) = tracked_runs(sqlite)
     assert [step for step, _ in history(sqlite, run.info.run_id)] == list(range(reached + 3))
 
 
@@ -191,7 +177,7 @@ def test_an_emptied_log_begins_another_run(tmp_path, sqlite):
         fill(log, range(2))
         sender.close("FINISHED")
         log.cut_back(-1)
-    assert [history(sqlite, run.info.run_id) for run in all_runs(sqlite)] == [once_each(range(2))] * 2
+    assert [history(sqlite, run.info.run_id) for run in tracked_runs(sqlite)] == [once_each(range(2))] * 2
 
 
 def test_a_long_log_is_sent_in_calls_of_whole_steps(tmp_path, sqlite):
@@ -243,7 +229,7 @@ def test_the_environment_wins_over_the_setting_and_that_over_the_default(tmp_pat
     tracker(MetricsLog(tmp_path / "one.jsonl"), uris[0], setting).close("FINISHED")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uris[2])
     tracker(MetricsLog(tmp_path / "two.jsonl"), uris[0], setting).close("FINISHED")
-    assert [run.data.tags["mlflow.runName"] for uri in uris[1:] for run in all_runs(uri)] == ["run", "run"]
+    assert [run.data.tags["mlflow.runName"] for uri in uris[1:] for run in tracked_runs(uri)] == ["run", "run"]
     assert not (tmp_path / "default.db").exists()
 
 
@@ -275,7 +261,7 @@ def test_switched_off_it_leaves_the_log_alone(tmp_path, fresh_sqlite):
 def test_two_processes_starting_at_once_on_a_fresh_database_both_arrive(tmp_path, fresh_sqlite):
     processes = [train(tmp_path / name, fresh_sqlite, 0, 3, "closed") for name in ("one", "two")]
     assert [process.wait(120) for process in processes] == [0, 0]
-    runs = all_runs(fresh_sqlite)
+    runs = tracked_runs(fresh_sqlite)
     assert sorted(run.info.run_name for run in runs) == ["one", "two"]
     assert all([step for step, _ in history(fresh_sqlite, run.info.run_id)] == [0, 1, 2] for run in runs)
     assert {path.name for path in tmp_path.glob("mlflow.db*")} == {"mlflow.db", "mlflow.db.lock"}
@@ -320,7 +306,7 @@ def test_a_server_that_comes_later_and_goes_and_returns_gets_all_once(tmp_path, 
     assert "Training goes on" in second
     assert "answers again" in back
     assert "answers again" in again
-    (run,) = all_runs(server.uri)
+    (run,) = tracked_runs(server.uri)
     assert (run.info.status, run.data.params) == ("FINISHED", {"a": "1"})
     assert history(server.uri, run.info.run_id) == once_each(range(12))
     assert [file.path for file in MlflowClient(server.uri).list_artifacts(run.info.run_id)] == ["config.gin"]

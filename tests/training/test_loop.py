@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from full_disk import full_disk
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, rows, small_bindings, train_command, wait_until
+from run_builders import ROOT, rows, small_bindings
 from run_builders import train_small as go
 from step_builders import decide_verdicts
+from tracking_builders import tracked_runs
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import RunFolderError, claim
@@ -137,42 +135,6 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_resumed_twice_is_one_mlflow_run_with_every_step_once(warm_model, tmp_path):
-    """Through the command line, as a user does it: params, tags, artifacts and metrics of one run."""
-    run, store = tmp_path / "run", f"sqlite:///{tmp_path / 'mlflow.db'}"
-    more = ["Tracking.enabled = True", "Tracking.flush_seconds = 0.2", "train.save_every = 2", "train.eval_every = 5"]
-    command = [*train_command(run, small_bindings(warm_model, *more)), "--resume"]
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": store}
-    process = subprocess.Popen([*command, "--set", "train.steps = 10000"], env=environment, stderr=subprocess.PIPE)
-    wait_until(lambda: max(checkpoints.find(run), default=0) >= 8 and checkpoints_know_their_run(run), process=process)
-    process.kill()
-    process.wait()
-    reached = max(checkpoints.find(run))
-    for steps in (reached + 3, reached + 6):
-        subprocess.run([*command, "--set", f"train.steps = {steps}"], env=environment, check=True)
-    client = MlflowClient(store)
-    [mlflow_run] = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
-    assert (mlflow_run.info.status, mlflow_run.data.params["ReplayMixer.rho"]) == ("FINISHED", "0.5")
-    assert {"gin", "config_hash", "git_commit", "engine", "seed"} <= set(mlflow_run.data.tags)
-    sent = {file.path for file in client.list_artifacts(mlflow_run.info.run_id)}
-    assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "rollouts.jsonl"}
-    for name in ("reward/mean", "replay/actual_share"):
-        history = client.get_metric_history(mlflow_run.info.run_id, name)
-        # In MLflow there may be steps beyond the last checkpoint from before the kill: the same ones, once each.
-        assert sorted(metric.step for metric in history) == list(range(1, reached + 7))
-    expected = {row["step"]: row["reward/mean"] for row in rows(run)[1:]}
-    assert {m.step: m.value for m in client.get_metric_history(mlflow_run.info.run_id, "reward/mean")} == expected
-
-
-def checkpoints_know_their_run(run: Path) -> bool:
-    newest = list(checkpoints.find(run).values())[-1]
-    try:
-        return json.loads((newest / "trainer" / "state.json").read_text())["mlflow_run_id"] is not None
-    except FileNotFoundError:  # just removed for a newer one
-        return False
-
-
-@pytest.mark.slow
 def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(warm_model, tmp_path, monkeypatch):
     """In the same MLflow run, as long as the configuration is the same: its steps are."""
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -186,11 +148,10 @@ def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(war
         if attempt:
             assert (run / "metrics.before-restart.jsonl").read_bytes() == before
         assert [row["step"] for row in rows(run)] == [0, 1, 2]
-    client = MlflowClient(store)
-    mlflow_runs = client.search_runs([client.get_experiment_by_name("exgrpo").experiment_id])
+    mlflow_runs = tracked_runs(store)
     assert len(mlflow_runs) == 2, "one for both attempts with seed 0, one for the other seed"
     for one in mlflow_runs:
-        assert [m.step for m in client.get_metric_history(one.info.run_id, "reward/mean")] == [1, 2]
+        assert [m.step for m in MlflowClient(store).get_metric_history(one.info.run_id, "reward/mean")] == [1, 2]
 
 
 def test_an_experiment_can_be_run_twice(warm_model, tmp_path):
@@ -344,32 +305,12 @@ def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_
 
 
 @pytest.mark.slow
-def test_a_full_disk_while_saving_loses_nothing(warm_model, tmp_path):
-    """No file of the child may grow beyond 60 kB: the first checkpoint fits, the optimiser's moments do not.
-
-    The second save fails in the middle, as on a full disk. What was there stays, and the run resumes from it.
-    """
-    script = f"""
-import resource, signal, sys
-sys.path.insert(0, {str(ROOT / "tests" / "builders")!r})
-from run_builders import train_small
-from exgrpo_orlhf import checkpoints
-from pathlib import Path
-arguments = Path({str(warm_model)!r}), Path({str(tmp_path / "run")!r})
-train_small(*arguments, "train.steps = 2")
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-try:
-    train_small(*arguments, "train.steps = 4", resume=True)
-except checkpoints.CheckpointError as error:
-    print(error)
-    sys.exit(7)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 7, done.stderr
-    assert "checkpoint-4 could not be written" in done.stdout
-    assert "checkpoint-2 is untouched" in done.stdout
-    run = tmp_path / "run"
+def test_a_full_disk_while_saving_loses_nothing(run, warm_model, tmp_path):
+    """No file may grow beyond 60 kB: the weights fit, the optimiser's moments do not, and so the second save fails in
+    the middle. What was there stays, and the run resumes from it."""
+    message = r"(?s)checkpoint-4 could not be written.*checkpoint-2 is untouched"
+    with full_disk(60_000), pytest.raises(checkpoints.CheckpointError, match=message):
+        go(warm_model, run, "train.steps = 4", resume=True)
     assert list(checkpoints.find(run)) == [2]
     assert not list(run.glob("*.partial"))
     outcome = go(warm_model, run, "train.steps = 4", resume=True)

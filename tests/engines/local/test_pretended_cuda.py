@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 import torch
-from run_builders import ROOT
+from run_builders import BUILDERS, ROOT, python
 
 from exgrpo_orlhf.engines.local.generation import CHECK_EVERY
 
-PROGRAMS = ROOT / "tests" / "builders" / "pretended_cuda"
+PROGRAMS = BUILDERS / "pretended_cuda"
 RATE = 1e-3  # of learning, in local.py
 TWO_DEVICES = r"aten\.\w+\.\w+: tensors on two devices, cuda:0 \(.*\) and cpu \(.*\)"  # operation and shapes
 
@@ -47,10 +47,7 @@ def device(tmp_path_factory) -> Path:
 
 
 def run(device: Path, program: str, *arguments: Path) -> dict[str, Any]:
-    paths = [str(ROOT), str(ROOT / "tests" / "builders"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "LD_PRELOAD": str(device), "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(PROGRAMS / program), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = python(PROGRAMS / program, *arguments, cwd=ROOT, env={"LD_PRELOAD": str(device)})
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

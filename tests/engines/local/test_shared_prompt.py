@@ -86,18 +86,23 @@ def responses(model, *, counts=COUNTS, lengths=LENGTHS, tokens=24, **settings):
     return [(rollout.token_ids.tolist(), rollout.finish) for rollout in rollouts]
 
 
+def assert_as_copied(model, attended, **settings) -> list:
+    """The responses, which are those of copied prompts; `attended` counts those of shared ones alone."""
+    ours, calls = responses(model, **settings), len(attended)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "fits", lambda *_: False)
+        assert ours == responses(model, **settings)
+    assert len(attended) == calls
+    return ours
+
+
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_responses_are_those_of_copied_prompts(config, settings, attended, monkeypatch):
     """In float64, in which rounding changes no token. Rows end at different times, and prompts lose all rows."""
-    model = random_model(config).double()
     monkeypatch.setattr(kv_cache, "BLOCK", 5)  # the buffers grow several times
-    ours = responses(model, **settings)
+    assert_as_copied(random_model(config).double(), attended, **settings)
     assert len(set(attended)) > 1, "no row left the batch before another"
-    calls = len(attended)
-    monkeypatch.setattr(batch, "fits", lambda *_: False)
-    assert ours == responses(model, **settings)
-    assert len(attended) == calls
 
 
 @pytest.mark.parametrize(
@@ -105,12 +110,10 @@ def test_responses_are_those_of_copied_prompts(config, settings, attended, monke
     [((7, 7), (4, 4)), ((3, 8), (4, 4)), ((5,), (6,)), ((2, 6, 4, 7, 3), (1, 1, 1, 1, 1))],
     ids=["one length", "two lengths", "one prompt", "a response each"],
 )
-def test_responses_are_those_of_copied_prompts_in_other_batches(lengths, counts, attended, monkeypatch):
+def test_responses_are_those_of_copied_prompts_in_other_batches(lengths, counts, attended):
     model = random_model(CONFIGS["llama"]).double()
-    ours = responses(model, lengths=lengths, counts=counts, temperature=1.0)
+    assert_as_copied(model, attended, lengths=lengths, counts=counts, temperature=1.0)
     assert attended
-    monkeypatch.setattr(batch, "fits", lambda *_: False)
-    assert ours == responses(model, lengths=lengths, counts=counts, temperature=1.0)
 
 
 def continued(model, dropping=(), dtype=torch.float32):
@@ -135,14 +138,6 @@ def continued(model, dropping=(), dtype=torch.float32):
     return logits
 
 
-@pytest.mark.parametrize("dropping", [(), (0, 2, 3)], ids=["all rows stay", "rows end"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_logits_are_those_of_a_forward_pass_over_prompt_and_response(config, dropping, attended):
-    for ours, expected in continued(random_model(config), dropping):
-        torch.testing.assert_close(ours.log_softmax(1), expected.log_softmax(1), atol=2e-4, rtol=1e-5)
-    assert attended
-
-
 def test_under_autocast_logits_are_as_near_to_float32_as_those_of_copied_prompts(attended, monkeypatch):
     model = random_model(CONFIGS["llama"])
 
@@ -159,15 +154,12 @@ def test_under_autocast_logits_are_as_near_to_float32_as_those_of_copied_prompts
 
 
 @pytest.mark.parametrize("config", UNFIT.values(), ids=UNFIT.keys())
-def test_other_models_are_given_copies(config, attended, monkeypatch):
-    model = random_model(config).double()
-    ours = responses(model, lengths=(7, 7), counts=(4, 4), temperature=1.0)
+def test_other_models_are_given_copies(config, attended):
+    assert_as_copied(random_model(config).double(), attended, lengths=(7, 7), counts=(4, 4), temperature=1.0)
     assert not attended
-    monkeypatch.setattr(batch, "fits", lambda *_: False)
-    assert ours == responses(model, lengths=(7, 7), counts=(4, 4), temperature=1.0)
 
 
-def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(attended, monkeypatch):
+def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(attended):
     """Here capped scores, which this model's own attention does not know either. Some rows have ended by then."""
     model, implementations = random_model(CONFIGS["llama"]).double(), []
 
@@ -177,22 +169,17 @@ def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(
 
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
-    ours = responses(model, temperature=1.0)
+    ours = assert_as_copied(model, attended, temperature=1.0)
     assert not attended
     assert implementations.count(attention.SHARED) == 1
-    monkeypatch.setattr(batch, "fits", lambda *_: False)
-    theirs = responses(model, temperature=1.0)
-    assert ours == theirs
     assert min(len(tokens) for tokens, _ in ours) == 1
 
 
-def test_a_model_with_a_layer_that_attends_by_itself_is_given_copies_at_the_first_token(attended, monkeypatch):
+def test_a_model_with_a_layer_that_attends_by_itself_is_given_copies_at_the_first_token(attended):
     model = random_model(CONFIGS["llama"]).double()
     model.model.layers[1].self_attn.config = copy.deepcopy(model.config)
-    ours = responses(model, temperature=1.0)
+    assert_as_copied(model, attended, temperature=1.0)
     assert len(attended) == 1, "the first layer, at the first token"
-    monkeypatch.setattr(batch, "fits", lambda *_: False)
-    assert ours == responses(model, temperature=1.0)
 
 
 def test_a_model_that_asks_more_of_attention_later_is_an_error(attended):

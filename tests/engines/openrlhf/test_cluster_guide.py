@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 
-from run_builders import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
 import layouts
+from run_builders import ROOT
 
 from exgrpo_orlhf.engines.openrlhf import worker_environment
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
-import torch
-from engine_builders import SMALL, move_adapter
+from engine_builders import SMALL, move_adapter, saved_model
 from openrlhf_actor import make_actor
-from transformers import AutoModelForCausalLM, AutoTokenizer, BambaConfig
+from transformers import BambaConfig
 
 from exgrpo_orlhf.engines.rows import probe_rows
 
@@ -20,12 +19,8 @@ pytestmark = pytest.mark.openrlhf
 @pytest.fixture(scope="module")
 def hybrid_model(raw_model, tmp_path_factory) -> Path:
     """A layer of Mamba and one of attention."""
-    folder = tmp_path_factory.mktemp("hybrid")
-    torch.manual_seed(0)
     shape = {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}
-    AutoModelForCausalLM.from_config(BambaConfig(**SMALL, **shape)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(raw_model).save_pretrained(folder)
-    return folder
+    return saved_model(BambaConfig(**SMALL, **shape), raw_model, tmp_path_factory.mktemp("hybrid"))
 
 
 @pytest.mark.parametrize("flag", ["ds.packing_samples", "train.dynamic_batch_enable"])

@@ -316,14 +316,6 @@ def test_a_model_that_caps_its_logits_is_refused_by_its_configuration_alone(raw_
     assert "unknown: whether it scales or caps its logits could not be checked" in caplog.text
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path, start):
-    with pytest.raises(ValueError, match=r"PretrainedModel\.path = .*no-such-model'"):
-        start(tmp_path / "no-such-model")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"PretrainedModel\.path = .*empty'"):
-        start(tmp_path / "empty")
-
-
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "custom_generate/generate.py"])
 def test_a_model_that_brings_code_along_is_refused_because_openrlhf_would_run_it(file, raw_model, tmp_path, start):
     folder = shutil.copytree(raw_model, tmp_path / "model")

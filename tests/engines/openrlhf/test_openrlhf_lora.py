@@ -5,7 +5,6 @@ Its gradients are compared with the local engine's in test_openrlhf_matrix.py.
 
 from __future__ import annotations
 
-import json
 import math
 
 import openrlhf_on_cpu  # noqa: F401
@@ -14,7 +13,8 @@ import pytest
 import torch
 from engine_builders import make_engine, mixed_batch, move_adapter
 from openrlhf_actor import make_actor, update
-from test_openrlhf_run import assert_every_sync_arrived, bindings, finish, rows, seen, start
+from run_builders import rows
+from test_openrlhf_run import assert_every_sync_arrived, bindings, finish, seen, start
 from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf.engines import lora as adapters
@@ -94,7 +94,7 @@ def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_a
 
     assert all(math.isfinite(row["policy/loss"]) and row["train/questions"] == 8 for row in done)
     assert all(update["stored"] and update["rows"] == 8 * 4 for update in seen(run, "update"))
-    decided = [json.loads(line) for line in (run / "decisions.jsonl").read_text().splitlines()]
+    decided = rows(run / "decisions.jsonl")
     planned = [
         (correct, question in row["replays"].get("id", ()))
         for row in decided

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from typing import Any
 
 import openrlhf_on_cpu  # noqa: F401
 import pytest
-from run_builders import ROOT
+from run_builders import BUILDERS, ROOT, python
 
 from exgrpo_orlhf import config
 
@@ -120,13 +117,9 @@ def matrix(warm_model, raw_model, tmp_path_factory):
     def of(ranks: int) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp(f"matrix-{ranks}")
         (folder / "cells.json").write_text(json.dumps(CELLS))
-        builders = ROOT / "tests" / "builders"
-        arguments = [ranks, warm_model, raw_model, folder / "cells.json", folder / "found.json"]
-        command = [sys.executable, str(builders / "openrlhf_matrix.py"), *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{builders}", "TQDM_DISABLE": "1"}
-        with (folder / "log").open("w") as log:
-            done = subprocess.run(command, env=environment, stdout=log, stderr=log, timeout=1200)
-        assert done.returncode == 0, (folder / "log").read_text()[-6000:]
+        arguments = (ranks, warm_model, raw_model, folder / "cells.json", folder / "found.json")
+        done = python(BUILDERS / "openrlhf_matrix.py", *arguments, env={"TQDM_DISABLE": "1"}, timeout=1200)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return json.loads((folder / "found.json").read_text())
 
     return of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from layouts import MODELS
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from exgrpo_orlhf import config
@@ -13,24 +14,7 @@ from exgrpo_orlhf.engines.openrlhf import hours, memory
 from exgrpo_orlhf.settings import LoRA
 
 H100 = 81559 * 2**20  # bytes, as nvidia-smi reports them
-QWEN_7B = Qwen2Config(
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    vocab_size=152064,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    tie_word_embeddings=False,
-)
-QWEN_1B = Qwen2Config(
-    hidden_size=1536,
-    intermediate_size=8960,
-    num_hidden_layers=28,
-    vocab_size=151936,
-    num_attention_heads=12,
-    num_key_value_heads=2,
-    tie_word_embeddings=True,
-)
+QWEN_7B, QWEN_1B = MODELS["7B"], MODELS["1.5B"]
 KL = "MixedPolicyLoss.kl_coef = 0.001"
 APART = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
 

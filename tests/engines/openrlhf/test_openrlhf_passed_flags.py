@@ -13,11 +13,11 @@ import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
-from engine_builders import SMALL, make_engine, mixed_batch
+from engine_builders import SMALL, make_engine, mixed_batch, saved_model
 from openrlhf.models import Actor
 from openrlhf.utils.logging_utils import TensorboardLogger, WandbLogger
 from openrlhf_actor import LOSS, TrainerWithoutRay, make_actor, rows_of, update
-from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from exgrpo_orlhf.doctor.actors import record_gradients
 from exgrpo_orlhf.doctor.parity import Difference, Gradients
@@ -28,14 +28,11 @@ pytestmark = pytest.mark.openrlhf
 @pytest.fixture(scope="module")
 def experts_model(raw_model, tmp_path_factory) -> Path:
     """Two layers of four experts each."""
-    folder = tmp_path_factory.mktemp("experts")
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2))
     for layer in model.model.layers:
         torch.nn.init.normal_(layer.mlp.gate.weight)  # so that rounding changes the choice of few tokens
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(raw_model).save_pretrained(folder)
-    return folder
+    return saved_model(model, raw_model, tmp_path_factory.mktemp("experts"))
 
 
 @cache

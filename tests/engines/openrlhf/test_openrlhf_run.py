@@ -17,7 +17,18 @@ import openrlhf_on_cpu  # noqa: F401
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from run_builders import ROOT, ends_by_its_template, small_bindings
+from run_builders import (
+    BUILDERS,
+    ROOT,
+    ends_by_its_template,
+    environment,
+    python,
+    rows,
+    rows_so_far,
+    set_words,
+    small_bindings,
+    wait_until,
+)
 from transformers import AutoTokenizer, GenerationConfig
 
 from exgrpo_orlhf import checkpoints, initial_buffer
@@ -28,7 +39,7 @@ from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 
-CHECKED = ROOT / "tests" / "builders" / "openrlhf_checked.py"
+CHECKED = BUILDERS / "openrlhf_checked.py"
 MARK = "EXGRPO_TEST_RUN"  # in the environment of all that a run starts
 LONG = 900  # seconds; only against waiting for ever
 
@@ -42,8 +53,8 @@ def start(run: Path, resume: bool, *arguments: str) -> subprocess.Popen:
     log = (run.parent / f"{run.name}.log").open("a")
     command = [sys.executable, str(CHECKED), str(run), str(int(resume)), *arguments]
     mark = uuid.uuid4().hex
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{CHECKED.parent}", MARK: mark}
-    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    own = environment(**{MARK: mark})
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=own, start_new_session=True)
     process.mark = mark
     return process
 
@@ -79,22 +90,9 @@ def of_session(process: subprocess.Popen) -> list[psutil.Process]:
     return processes
 
 
-def rows(run: Path) -> list[dict]:
-    *lines, _ = (run / "metrics.jsonl").read_text().split("\n")  # a run in progress may be writing the last line
-    return [json.loads(line) for line in lines]
-
-
 def seen(run: Path, what: str) -> list:
     """What openrlhf_checked.py has recorded."""
-    return [json.loads(line) for line in (run / "seen" / f"{what}.jsonl").read_text().splitlines()]
-
-
-def wait_for(condition, process: subprocess.Popen, run: Path) -> None:
-    end = time.monotonic() + LONG
-    while not condition():
-        assert process.poll() is None, log_of(run)[-6000:]
-        assert time.monotonic() < end, log_of(run)[-6000:]
-        time.sleep(0.05)
+    return rows(run / "seen" / f"{what}.jsonl")
 
 
 def assert_every_sync_arrived(run: Path, steps: int) -> None:
@@ -119,7 +117,7 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     run = tmp_path / "run"
     arguments = bindings(warm_model, **{"algo.advantage.is_correction_level": "token"})
     process = start(run, False, *arguments)
-    wait_for(lambda: 2 in checkpoints.find(run) and len(rows(run)) > 3, process, run)
+    wait_until(lambda: 2 in checkpoints.find(run) and len(rows_so_far(run)) > 3, LONG, process)
     started = of_session(process)
     os.killpg(process.pid, signal.SIGKILL)
     psutil.wait_procs(started, timeout=120)
@@ -143,7 +141,7 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
     assert all(0 < update["gap"] < 0.1 for update in updates), "of the same row that vLLM has sampled"
     assert set(checkpoints.find(run)) == {4, 6}
     assert all("eval/greedy_accuracy" in done[step] for step in (0, 3, 6))
-    decided = [json.loads(line) for line in (run / "decisions.jsonl").read_text().splitlines()]
+    decided = rows(run / "decisions.jsonl")
     assert [row["step"] for row in decided] == [1, 2, 3, 4, 5, 6]
     assert any(row["replays"] for row in decided)
     for row, metrics in zip(decided, done[1:], strict=True):
@@ -175,7 +173,7 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
     }
     more = ("MixedPolicyLoss.kl_coef = 0.01", "MixedPolicyLoss.entropy_coef = 0.001", "Optimizer.steps_per_batch = 2")
     more += (
-        f"Environment.path = {str(ROOT / 'tests' / 'builders' / 'agent_file.py')!r}",
+        f"Environment.path = {str(BUILDERS / 'agent_file.py')!r}",
         "Environment.timeout = 120.0",
     )
     more += ("MAX_RESPONSE_TOKENS = 60",)
@@ -193,8 +191,8 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
         assert row["rollout/episode_tokens"] > row["rollout/response_tokens"]
     assert [row["step"] for row in done if "eval/validation/avg_at_3" in row] == [0, 3, 6]
     assert (run / "best").resolve().name in ("checkpoint-3", "checkpoint-6")
-    samples = (run / "evaluation" / "6" / "validation" / "samples.jsonl").read_text().strip().split("\n")
-    assert len({json.loads(line)["seed"] for line in samples}) == len(samples) == 3 * 10
+    samples = rows(run / "evaluation" / "6" / "validation" / "samples.jsonl")
+    assert len({one["seed"] for one in samples}) == len(samples) == 3 * 10
 
 
 def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tmp_path):
@@ -209,7 +207,7 @@ def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tm
     )
     more += ["Verifier.kind = 'function'", f"Verifier.function = {str(reward)!r}"]
     process = start(run, False, *bindings(warm_model, *more, **flags))
-    wait_for(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 3, process, run)
+    wait_until(lambda: len(rows_so_far(run)) > 3, LONG, process)
     process.send_signal(signal.SIGTERM)
     finish(process, run, 128 + signal.SIGTERM)
     done = rows(run)
@@ -246,7 +244,7 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
     finish(start(run, True, *arguments), run)
     done = assert_trained(run, 6)
     assert_every_sync_arrived(run, 6)
-    decided = [json.loads(line) for line in (run / "decisions.jsonl").read_text().splitlines()]
+    decided = rows(run / "decisions.jsonl")
     planned = {row["question_id"][:12] for row in ready}
     assert {*decided[3]["questions"]["id"]} >= planned, "the resumed run trains on what was ready"
     for row in done[1:]:
@@ -274,10 +272,10 @@ def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, mo
 
 
 def test_a_trial_makes_its_steps_estimates_the_run_and_leaves_nothing_behind(warm_model, tmp_path):
-    words = [word for one in small_bindings(warm_model, "train.steps = 40") for word in ("--set", one)]
+    words = set_words(small_bindings(warm_model, "train.steps = 40"))
     layout = ["--gin", "toy.gin", "--gin", "engines/openrlhf_cpu.gin"]
-    command = [sys.executable, ROOT / "scripts" / "train.py", *layout, *words, "--smoke", "--out", tmp_path / "run"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=LONG)
+    train = ROOT / "scripts" / "train.py"
+    done = python(train, *layout, *words, "--smoke", "--out", tmp_path / "run", timeout=LONG)
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(None, 1) for line in done.stdout.splitlines())
     assert list(lines) == ["questions", "step", "time", "memory", "disk"]

@@ -6,7 +6,6 @@ the graders are real; instead of vLLM there is an actor that answers when it is 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import ray
-from run_builders import wait_until
+from run_builders import rows, wait_until
 from transformers import AutoTokenizer
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
@@ -275,7 +274,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     assert [(len(group.rollouts), group.planned_replay) for group in groups] == [(3, False)] * 3 + [(2, True)] * 2
     for group, name in zip(groups, names, strict=True):
         assert all("-".join(map(str, r.token_ids)) == name and r.grade.reward == 1.0 for r in group.rollouts)
-    graded = [json.loads(line) for line in (folder / "graded").read_text().splitlines()]
+    graded = rows(folder / "graded")
     assert graded[0] == "4"
     assert len(graded) == 3 * 3 + 2 * 2
 
