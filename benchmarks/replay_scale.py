@@ -78,7 +78,7 @@ class Load:
         plan, planning = timed(self.mixer.plan, self.fresh, self.buffer, step)
         groups, experience = [], []
         for question in (*plan.fresh, *plan.replayed):
-            replayed = question in plan.candidates
+            replayed = question in plan.stored
             grades = [RIGHT if x < 0.5 else WRONG for x in self.rng.random(K - replayed)]
             rollouts = tuple(Rollout(self.pool[0][0], "stop", grade) for grade in grades)
             groups.append(RolloutGroup(question, rollouts, replayed))

@@ -107,10 +107,10 @@ class Engine(ABC):
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         """Each row under the current policy, without gradient."""
 
-    def score(self, candidates: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
+    def score(self, stored: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
         """What scores are made of (`TrajectorySelector`): each stored response under the current policy, in order."""
-        measured = self._measure((one, stored) for one, all_ in candidates.items() for stored in all_)
-        return {question: [next(measured) for _ in stored] for question, stored in candidates.items()}
+        measured = self._measure((question, one) for question, own in stored.items() for one in own)
+        return {question: [next(measured) for _ in own] for question, own in stored.items()}
 
     def outdated(self, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
         """Of each stored episode, whether its environment would answer to its actions otherwise by now."""

@@ -34,7 +34,7 @@ class FreshSource(Protocol):
 class Plan:
     """The questions of one step.
 
-    candidates: the stored trajectories of each replayed question
+    stored: the trajectories of each replayed question
     round: of rollouts in this step, from 0; questions that take the place of others are sampled in later ones
     rollouts_per_replayed: fresh rollouts of a replayed question; None: K−1
     """
@@ -42,7 +42,7 @@ class Plan:
     step: int
     fresh: list[Question]
     replayed: list[Question]
-    candidates: dict[Question, list[Trajectory]]
+    stored: dict[Question, list[Trajectory]]
     round: int = 0
     rollouts_per_replayed: int | None = None
 
@@ -221,10 +221,10 @@ class ReplayMixer:
         fresh_questions = revisited + fresh.draw(fresh_count - len(revisited), batch_ids, retired, step)
         if fills_batch and (missing := fresh_count - len(fresh_questions)):
             fresh_questions += fresh.draw(missing, batch_ids | {each.id for each in fresh_questions}, (), step)
-        candidates = {question: buffer.trajectories(question.id) for question in replayed}
-        return Plan(step, fresh_questions, replayed, candidates, rollouts_per_replayed=self.rollouts_per_replayed)
+        stored = {question: buffer.trajectories(question.id) for question in replayed}
+        return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.rollouts_per_replayed)
 
-    def late_candidates(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
+    def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """For late injection: what is stored of each question whose fresh rollouts have all failed.
 
         groups: graded; those of planned questions are left out. A group too few of whose rollouts could be graded has
@@ -233,13 +233,13 @@ class ReplayMixer:
         """
         if self.late_injection is None or not self.started:
             return {}
-        candidates = {}
+        late = {}
         for group in groups:
             if group.question.id in buffer.records and not group.planned_replay and buffer.has_failed(group):
                 stored = buffer.trajectories(group.question.id)
                 if better := [one for one in stored if not buffer.by_spread or one.reward > group.mean_reward]:
-                    candidates[group.question] = better
-        return candidates
+                    late[group.question] = better
+        return late
 
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Start replay once a batch's Pass@1 exceeds `start_at_accuracy`; it never stops again. step: the last one that

@@ -33,15 +33,15 @@ class TrajectorySelector:
         """Raises ValueError for an unknown choice."""
         check(TrajectorySelector, vars(self))
 
-    def to_score(self, candidates: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, Sequence[Trajectory]]:
-        """The candidates whose score takes a forward pass and can change the choice: of questions with several."""
+    def to_score(self, stored: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, Sequence[Trajectory]]:
+        """Those whose score takes a forward pass and can change the choice: of questions with several."""
         if self.by not in ("entropy", "perplexity"):
             return {}
-        return {question: stored for question, stored in candidates.items() if len(stored) > 1}
+        return {question: several for question, several in stored.items() if len(several) > 1}
 
     def choose(
         self,
-        candidates: Mapping[Question, Sequence[Trajectory]],
+        stored: Mapping[Question, Sequence[Trajectory]],
         scores: Mapping[Question, Sequence[Measured]],
         rng: np.random.Generator,
     ) -> dict[str, Trajectory]:
@@ -52,21 +52,21 @@ class TrajectorySelector:
         machine. Raises ValueError unless each trajectory of a question that needs scores has one finite score.
         """
         chosen = {}
-        for question, stored in candidates.items():
-            require(len(stored) > 0, f"question {question.id} has no stored trajectory to choose from")
-            if len(stored) == 1:
-                chosen[question.id] = stored[0]
+        for question, own in stored.items():
+            require(len(own) > 0, f"question {question.id} has no stored trajectory to choose from")
+            if len(own) == 1:
+                chosen[question.id] = own[0]
             elif self.by == "random":
-                chosen[question.id] = stored[int(rng.integers(len(stored)))]
+                chosen[question.id] = own[int(rng.integers(len(own)))]
             else:
-                values = self._scores(stored, scores.get(question, ()))
+                values = self._scores(own, scores.get(question, ()))
                 require(
-                    len(values) == len(stored) and all(map(math.isfinite, values)),
-                    f"question {question.id}: needs {len(stored)} finite scores, one a trajectory, got {values}",
+                    len(values) == len(own) and all(map(math.isfinite, values)),
+                    f"question {question.id}: needs {len(own)} finite scores, one a trajectory, got {values}",
                 )
                 sign = 1 if self.prefer == "lowest" else -1
-                best = min(range(len(stored)), key=lambda i: (sign * values[i], -stored[i].step, stored[i].key))
-                chosen[question.id] = stored[best]
+                best = min(range(len(own)), key=lambda i: (sign * values[i], -own[i].step, own[i].key))
+                chosen[question.id] = own[best]
         return chosen
 
     def _scores(self, stored: Sequence[Trajectory], measured: Sequence[Measured]) -> list[float]:

@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float32]
 Decode = Callable[[npt.NDArray[np.int32]], str]
 
 
-class ScoredCandidates(NamedTuple):
+class ScoredTrajectories(NamedTuple):
     """What a stored trajectory was chosen from. measured: of each, or empty where the choice needed no forward pass"""
 
     stored: Sequence[Trajectory]
@@ -50,7 +50,7 @@ class StepRecord:
     step: int
     sampled: Sequence[RolloutGroup]
     batch: MixedBatch
-    scored: Mapping[str, ScoredCandidates]
+    scored: Mapping[str, ScoredTrajectories]
     entropies: Sequence[float]
     policy: Sequence[Floats]
     behaviour: Sequence[Floats]

@@ -32,7 +32,7 @@ from ..records import CompletedGroup, Question, RolloutGroup, Trajectory
 from ..replay import Plan, ReplayBuffer, TrajectorySelector, snapshot
 from ..replay.selection import NEWEST
 from ..stopping import Stop
-from ..tracking.decisions import DecisionLog, ScoredCandidates, StepRecord
+from ..tracking.decisions import DecisionLog, ScoredTrajectories, StepRecord
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
 from . import prefetch
@@ -129,7 +129,7 @@ class TrainingRun:
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score).
-        chosen, scored = self._choose(experiment.selector, plan.candidates)
+        chosen, scored = self._choose(experiment.selector, plan.stored)
         clock.lap("score")
 
         # Late injection: a group without a success gets a stored one. Then groups without a signal are replaced, if
@@ -139,7 +139,7 @@ class TrainingRun:
         completed: list[CompletedGroup] = []
         rounds = 0
         while new:
-            late, late_scored = self._choose(late_selector, mixer.late_candidates(new, buffer))
+            late, late_scored = self._choose(late_selector, mixer.late_stored(new, buffer))
             clock.lap("inject")
             chosen, scored = chosen | late, scored | late_scored
             groups, completed = [*groups, *new], [*completed, *mixer.complete(new, chosen)]
@@ -249,12 +249,14 @@ class TrainingRun:
         return prefetch.start(sample, in_thread=thread_clock is not None)
 
     def _choose(
-        self, selector: TrajectorySelector, candidates: Mapping[Question, Sequence[Trajectory]]
-    ) -> tuple[dict[str, Trajectory], dict[str, ScoredCandidates]]:
+        self, selector: TrajectorySelector, stored: Mapping[Question, Sequence[Trajectory]]
+    ) -> tuple[dict[str, Trajectory], dict[str, ScoredTrajectories]]:
         """One stored trajectory of each question, and what it was chosen from, by question id."""
-        scores = self.engine.score(selector.to_score(candidates))
-        chosen = selector.choose(candidates, scores, self.experiment.mixer.rng)
-        return chosen, {one.id: ScoredCandidates(stored, scores.get(one, ())) for one, stored in candidates.items()}
+        scores = self.engine.score(selector.to_score(stored))
+        chosen = selector.choose(stored, scores, self.experiment.mixer.rng)
+        return chosen, {
+            question.id: ScoredTrajectories(own, scores.get(question, ())) for question, own in stored.items()
+        }
 
     def _rollout(self, plan: Plan, graded: list[RolloutGroup], clock: Clock) -> list[RolloutGroup]:
         """Sample and grade a plan's questions; OpenRLHF's groups while it is still generating others. With

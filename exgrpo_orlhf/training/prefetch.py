@@ -102,7 +102,7 @@ def save(batch: PrefetchedBatch, folder: Path) -> None:
             rollouts.append([group.question.id, group.planned_replay, one.token_ids, one.finish, *grade, *policy])
     stored = [
         [question.id, *(getattr(one, name) for name in _CANDIDATES.names[1:])]
-        for question, trajectories in batch.plan.candidates.items()
+        for question, trajectories in batch.plan.stored.items()
         for one in trajectories
     ]
     snapshot.write_table(rollouts, _ROLLOUTS, folder / "rollouts.parquet")
@@ -125,8 +125,8 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     planned: dict[bool, list[Question]] = {True: [], False: []}
     for group in groups.values():
         planned[group.planned_replay].append(group.question)
-    candidates: dict[Question, list[Trajectory]] = {one: [] for one in planned[True]}
+    replayed: dict[Question, list[Trajectory]] = {one: [] for one in planned[True]}
     for question_id, *values in snapshot.read_rows(pq.read_table(folder / "candidates.parquet")):
-        candidates[groups[question_id].question].append(Trajectory(*values))
-    plan = Plan(step, planned[False], planned[True], candidates, rollouts_per_replayed=rollouts_per_replayed)
+        replayed[groups[question_id].question].append(Trajectory(*values))
+    plan = Plan(step, planned[False], planned[True], replayed, rollouts_per_replayed=rollouts_per_replayed)
     return PrefetchedBatch(plan, list(groups.values()))

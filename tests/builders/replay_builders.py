@@ -108,7 +108,7 @@ def train(
     selector, draw = TrajectorySelector(by="random"), np.random.default_rng(seed)
     for step in range(first, first + steps):
         plan = with_mixer.plan(fresh, buffer, step)
-        chosen = selector.choose(plan.candidates, {}, with_mixer.rng)
+        chosen = selector.choose(plan.stored, {}, with_mixer.rng)
         groups = []
         for question, replayed in [(q, False) for q in plan.fresh] + [(q, True) for q in plan.replayed]:
             flips = draw.random(plan.rollout_counts(K)[len(groups)]) < skill

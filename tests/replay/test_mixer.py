@@ -99,7 +99,7 @@ def test_replay_off_draws_only_fresh_questions_and_no_random_number():
     off = mixer(8, rho=0)
     before = off.rng.bit_generator.state
     plan = off.plan(source(), filled(20), 1)
-    assert (plan.replayed, plan.candidates) == ([], {})
+    assert (plan.replayed, plan.stored) == ([], {})
     assert off.rng.bit_generator.state == before
 
 

@@ -131,7 +131,7 @@ def test_late_injection_acts_on_equal_rewards_below_a_stored_one():
     observed(buffer, *(graded([0.1, 0.3], question) for question in QUESTIONS[:3]))
     buffer.store((question.id, trajectory([1], reward=0.5)) for question in QUESTIONS[:3])
     groups = [graded([0.2] * 4, QUESTIONS[0]), graded([0.6] * 4, QUESTIONS[1]), graded([0.0, 0.1], QUESTIONS[2])]
-    assert [*late.late_candidates(groups, buffer)] == [QUESTIONS[0]]
+    assert [*late.late_stored(groups, buffer)] == [QUESTIONS[0]]
 
 
 # -- on disk, and in a run --------------------------------------------------------------------------------------------

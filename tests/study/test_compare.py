@@ -1,4 +1,4 @@
-"""scripts/compare.py: a real MLflow server over HTTP with 2,000 runs, the tables of their curves, the page in a browser."""
+"""scripts/compare.py: a real MLflow server over HTTP with 2,000 runs, tables of their curves, the page in a browser."""
 
 from __future__ import annotations
 

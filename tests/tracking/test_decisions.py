@@ -209,7 +209,7 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
         30,
         [group],
         MixedBatch([group], [in_group], 65),
-        {QUESTIONS[0].id: log.ScoredCandidates(stored, [])},
+        {QUESTIONS[0].id: log.ScoredTrajectories(stored, [])},
         [0.5] * 65,
         logprobs,
         logprobs,

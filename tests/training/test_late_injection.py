@@ -161,11 +161,11 @@ def test_what_can_be_injected(late):
     ungraded = group(["wrong", "timeout", "timeout", "error"], QUESTIONS[1])
     solved = group(["wrong", "wrong", "wrong", "correct"], QUESTIONS[2])
     delayed = mixer(rho=0, late_injection=late, start_at_accuracy=0.35)
-    assert delayed.late_candidates(failed, buffer) == {}
+    assert delayed.late_stored(failed, buffer) == {}
     delayed.observe([group(["correct"] * 4)], 1)
-    assert list(delayed.late_candidates(failed, buffer)) == QUESTIONS[:3]
-    assert delayed.late_candidates([ungraded, solved], buffer) == {}
-    assert mixer(rho=0).late_candidates(failed, buffer) == {}
+    assert list(delayed.late_stored(failed, buffer)) == QUESTIONS[:3]
+    assert delayed.late_stored([ungraded, solved], buffer) == {}
+    assert mixer(rho=0).late_stored(failed, buffer) == {}
     assert delayed.collecting
     assert not mixer(rho=0).collecting
 
@@ -183,6 +183,6 @@ def test_a_planned_revisit_gets_its_stored_success_only_where_all_rollouts_fail(
     assert planning.metrics(groups, chosen)["replay/injected"] == 2
     buffer = filled(4)
     assert planning.plan(source(), buffer, 1).rollout_counts(4) == [4] * 8
-    assert [*planning.late_candidates(groups, buffer)] == [QUESTIONS[3]], "the others are planned"
+    assert [*planning.late_stored(groups, buffer)] == [QUESTIONS[3]], "the others are planned"
     with pytest.raises(ValueError, match="late_injection = 'newest' plans no question"):
         mixer(rho=0.5, fresh_beside="all", late_injection="newest")

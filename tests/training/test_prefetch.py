@@ -253,7 +253,7 @@ def test_a_batch_is_read_as_it_was_written(tmp_path):
 def plain(batch: prefetch.PrefetchedBatch) -> list:
     """What can be compared: arrays as such, records as tuples."""
     plan, stored, rollouts = batch.plan, [], []
-    for question, trajectories in plan.candidates.items():
+    for question, trajectories in plan.stored.items():
         for t in trajectories:
             stored.append((question, t.token_ids, t.behaviour_logprobs, t.reward, t.step, t.finish, t.sound))
     for g in batch.groups:
@@ -261,7 +261,7 @@ def plain(batch: prefetch.PrefetchedBatch) -> list:
             origin = (r.behaviour_logprobs, r.policy_step)
             rollouts.append((g.question, g.planned_replay, r.token_ids, r.finish, r.grade, *origin))
     counts = plan.rollout_counts(3)
-    return [plan.step, plan.fresh, plan.replayed, plan.round, counts, list(plan.candidates), stored, rollouts]
+    return [plan.step, plan.fresh, plan.replayed, plan.round, counts, list(plan.stored), stored, rollouts]
 
 
 def test_what_fails_beside_an_update_is_raised_where_it_is_waited_for():
