@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from plain_loss import NORMALIZERS, PlainRow, evaluated, plain_loss, random_rows, tensors
+from plain_loss import NORMALIZERS, PlainRow, evaluated, plain_loss, random_rows, tensors, token_term
 
 from exgrpo_orlhf.objective import MixedPolicyLoss
 
@@ -169,3 +169,42 @@ def test_a_token_with_an_extreme_ratio_is_as_in_the_equations_and_no_other_row_i
         assert torch.equal(gradients[0][:-2], calm[:-2])
         bounded += 1
     assert bounded >= 16
+
+
+@pytest.mark.parametrize("shaping", [True, False])
+def test_the_gradient_of_a_truncated_token_is_that_of_the_weight_with_its_factor_held_fixed(shaping):
+    """Finite differences of f(k·w*), k = min(w*, c)/w* at the point: w* on both sides of c and on it."""
+    c, beta, h = 2.0, 0.1, 1e-6
+    loss = MixedPolicyLoss(shaping=shaping, max_weight=c, beta=beta, normalizer="tokens")
+    for log_w, advantage in itertools.product((-3.0, 0.0, 0.69, math.log(c), 0.7, 1.5, 9.0), (0.75, -0.25)):
+        k = min(math.exp(log_w), c) / math.exp(log_w)
+
+        def objective(x, k=k, advantage=advantage):
+            w = k * math.exp(x)
+            return -advantage * (w / (w + beta) if shaping else w)
+
+        value, grad, _ = evaluated(loss, [PlainRow([log_w - 1], [-1.0], [-1.0], [0.0], advantage, True)])
+        assert value == pytest.approx(objective(log_w), rel=1e-12)
+        slope = (objective(log_w + h) - objective(log_w - h)) / (2 * h)
+        assert grad.item() == pytest.approx(slope, rel=1e-6)
+        if not shaping:
+            assert abs(grad.item()) <= c * abs(advantage) * (1 + 1e-12), "capped"
+            assert grad.item() != 0, "and not removed"
+
+
+def test_one_sum_is_one_minus_rho_times_j_on_plus_rho_times_j_exp():
+    """J_on is the mean over the rows of fresh groups, J_exp over those of replayed groups, fresh rollouts included."""
+    loss, k, draw = MixedPolicyLoss(response_length=10), 4, random_rows(4, n=24)
+    groups = [draw[i : i + k] for i in range(0, 24, k)]
+    for g, group in enumerate(groups):
+        for i, row in enumerate(group):
+            row.replayed, row.in_loss = g < 2 and i == k - 1, True
+    exp, on = groups[:2], groups[2:]
+    rho = len(exp) / len(groups)
+
+    def objective(part):
+        rows = [row for group in part for row in group]
+        return sum(-token_term(loss, row, t)[0] for row in rows for t in range(len(row.logprobs))) / (len(rows) * 10)
+
+    single, _, _ = evaluated(loss, [row for group in groups for row in group])
+    assert -single == pytest.approx((1 - rho) * objective(on) + rho * objective(exp), rel=1e-12)
