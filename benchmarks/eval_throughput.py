@@ -33,17 +33,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from command_line import DATA, finish, make_parser
-from tokenizers import pre_tokenizers
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-
-from exgrpo_orlhf.engines.local.generation import generate
-from exgrpo_orlhf.evaluation import evaluated_model, sets
 from exgrpo_orlhf.evaluation.backends import GenerationEngine, GenerationRequest, Key, Response
 from exgrpo_orlhf.evaluation.backends.transformers_engine import TransformersEngine
 from exgrpo_orlhf.evaluation.backends.vllm_engine import VllmEngine
+from tokenizers import pre_tokenizers
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from exgrpo_orlhf.evaluation import evaluated_model, sets
 from exgrpo_orlhf.evaluation.bench_run import EvaluationPlan, evaluate
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
 from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.sampling.generation import generate
 
 GOAL = 0.05
 BENCHMARK, SAMPLES, ROWS = "math500", 2, 64  # responses to a question; of transformers, at a time

@@ -26,7 +26,7 @@ from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from exgrpo_orlhf.engines.local import batch, generation, products
-from exgrpo_orlhf.engines.local.shared_prompt import SharedPromptCache
+from exgrpo_orlhf.sampling.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.tasks.word_problems import WordProblems
 
 SMOLLM2: dict[str, Any] = {

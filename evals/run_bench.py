@@ -38,15 +38,15 @@ def main() -> int:
     action = words.pop(0) if words and words[0] in actions else "run"
     terminal.messages()
     from exgrpo_orlhf.checkpoints import RunFolderError
-    from exgrpo_orlhf.evaluation.backends import EngineFailure
     from exgrpo_orlhf.rewards import GradingError
+    from exgrpo_orlhf.sampling import EngineLost
 
     try:
         return actions[action](words)
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
-    except EngineFailure as error:  # it says itself where the same command can continue
+    except EngineLost as error:  # it says itself where the same command can continue
         print(f"error: {error}", file=sys.stderr)
         return 1
     except GradingError as error:
@@ -250,23 +250,43 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
         arguments.engine = "vllm" if find_spec("vllm") else "transformers"
         logging.info("--engine %s", arguments.engine)
     if arguments.engine == "openai":
-        from exgrpo_orlhf.evaluation.backends.server import ServerEngine
+        from exgrpo_orlhf.sampling.server import ServerSampler
 
         key = os.environ.get(arguments.key_variable)
-        server = ServerEngine(arguments.base_url, arguments.model, key=key, **_options(arguments, "api", "concurrency"))
+        server = ServerSampler(
+            arguments.base_url, arguments.model, key=key, **_options(arguments, "api", "concurrency")
+        )
         server.check()
         return lambda: server
     if arguments.engine == "vllm":
-        from exgrpo_orlhf.evaluation.backends.vllm_engine import VllmEngine
+        from exgrpo_orlhf.sampling.vllm_processes import VllmProcesses
 
         settings = _options(arguments, "dtype", "tensor_parallel", "replicas", "gpu_memory")
-        return lambda: VllmEngine(model.path, **settings)
-    from exgrpo_orlhf.evaluation.backends.transformers_engine import TransformersEngine
-
-    settings = _options(arguments, "device", "dtype", "threads", "rows")
+        return lambda: VllmProcesses(model.path, **settings)
     if arguments.threads > (cores := len(os.sched_getaffinity(0))):
         logging.warning("--threads %d, but this process has %d cores: it is slower by far", arguments.threads, cores)
-    return lambda: TransformersEngine(model.path, model.tokenizer, **settings)
+    return lambda: _loop(arguments, model)
+
+
+def _loop(arguments: argparse.Namespace, model: Any) -> Any:
+    """Load the model into this process. Raises EngineLost for a device that is not there and a model without weights,
+    an end token, or a cache of rows."""
+    import torch
+
+    from exgrpo_orlhf.engines.local.placement import device_of, dtype_of, end_and_pad, load
+    from exgrpo_orlhf.sampling import EngineLost
+    from exgrpo_orlhf.sampling.generation import check_rows
+    from exgrpo_orlhf.sampling.loop import LoopSampler
+
+    torch.set_num_threads(arguments.threads)
+    try:
+        place = device_of(arguments.device, "--device")
+        loaded = load(model.path, place, dtype_of(arguments.dtype, place))
+        end, pad = end_and_pad(loaded, model.tokenizer)
+        check_rows(loaded, pad)
+    except ValueError as error:
+        raise EngineLost(f"{model.path}: {error}") from error
+    return LoopSampler(loaded, model.tokenizer, end, pad, arguments.rows)
 
 
 def _options(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -240,16 +240,22 @@ class LocalEngine:
     threads: torch's CPU threads; more than the free cores is ruinous
     micro_batch_tokens: tokens of one forward and backward pass: with their padding, or of packed rows (on a CPU, see
         docs/dev/performance.md) each prompt once
-    generation_rows: responses generated at a time; of episodes, as many are played at a time
+    sampler: 'loop' (torch, of any model), or 'vllm', in the same process, with the trainer's weights after every
+        update; needs pip install '.[vllm]'. 'auto': vLLM on a GPU where it is installed, else the loop
+    sampler_memory: share of the GPU's memory for vLLM, its weights included; above 0.5 it gives the memory back
+        between rollouts
+    generation_rows: responses generated at a time; of episodes, the loop plays as many at a time
     gradient_checkpointing: compute activations again in the backward pass instead of keeping them
     """
 
-    MAY_CHANGE = ("device", "threads")
+    MAY_CHANGE = ("device", "threads", "sampler", "sampler_memory")
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     threads: Count = 1
     micro_batch_tokens: Count = 16384
+    sampler: Literal["auto", "loop", "vllm"] = "auto"
+    sampler_memory: PositiveShare = 0.3
     generation_rows: Count = 256
     gradient_checkpointing: bool = False
 

@@ -49,9 +49,9 @@ def main() -> int:
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint, refuse_earlier
     from exgrpo_orlhf.config import gin_files
     from exgrpo_orlhf.doctor import finding
-    from exgrpo_orlhf.engines.engine import EngineLost
     from exgrpo_orlhf.evaluation.session import git_commit
     from exgrpo_orlhf.rewards import GradingError, NoGrader
+    from exgrpo_orlhf.sampling import EngineLost
     from exgrpo_orlhf.tracking.client import own_tags
     from exgrpo_orlhf.training.run import train
 

@@ -12,20 +12,20 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 
-from ..engines.engine import EngineLost
 from ..engines.openrlhf import cpu
-from ..engines.openrlhf.samples_generator import Request, Sampler
 from ..engines.openrlhf.trainer import MixedTrainer, StopFile
 from ..engines.openrlhf.worker_environment import forwarded, not_forwarded
 from ..engines.rows import ForwardRow
 from ..replay import snapshot
+from ..sampling import EngineLost
 from ..training.preparation import prepare
 from . import parity
 from .actors import compare_weights
@@ -148,15 +148,13 @@ class DoctorTrainer(MixedTrainer):
     def _gap(self) -> float:
         """Mean absolute difference of the engines' and the trainer's log-probs of sampled tokens, nats."""
         questions = self.experiment.questions.load()[: 4 * self.ranks]
-        sampler = Sampler(self.vllm_engines, RESPONSE, True, self.settings.timeout, self.prompts.turn_ends())
+        like = replace(self._request(self.sampling.temperature), n=2, max_tokens=RESPONSE, logprobs=True)
         requests = [
-            Request(self.prompts.encode(question), 2, self.experiment.sampling.temperature, i)
-            for i, question in enumerate(questions)
+            replace(like, prompt_ids=self.prompts.encode(question), seed=i) for i, question in enumerate(questions)
         ]
-        with self.engines_awake():
-            rollouts = dict(sampler(requests))
+        rollouts = dict(chain.from_iterable(self.sampler.sample(requests)))
         pairs = [(request, one) for position, request in enumerate(requests) for one in rollouts[position]]
-        measured = self.measure([ForwardRow.of(request.prompt, one) for request, one in pairs])
+        measured = self.measure([ForwardRow.of(request.prompt_ids, one) for request, one in pairs])
         gaps = [
             np.abs(ours.logprobs - one.sampler_logprobs)
             for ours, (_, one) in zip(measured, pairs, strict=True)
@@ -242,7 +240,7 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def _engine_weights(self) -> list[dict[str, np.ndarray]]:
-        with self.engines_awake():
+        with self.sampler.awake():
             return [ray.get(engine.weights.remote()) for engine in self.vllm_engines]
 
     def check_step(self) -> Finding:

@@ -16,11 +16,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .. import config
-from ..engines.engine import EngineLost
 from ..engines.job import Job
 from ..engines.openrlhf import launch
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
+from ..sampling import EngineLost
 from ..settings import OpenRLHF
 from ..training.preparation import prepare_and_run
 from . import machine, tiny

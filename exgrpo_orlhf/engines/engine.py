@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.playing import Player, outdated
+from ..environments.playing import Player, episode_seeds, outdated
 from ..files import Files
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan
+from ..sampling import Request, Sampler, StepSeed
+from ..settings import Sampling
 from .rows import ForwardRow
 
 LogProbs = npt.NDArray[np.float32]
@@ -50,10 +55,6 @@ class NonFiniteUpdate(ArithmeticError):
         return type(self), (str(self), self.dump)  # pickle makes an exception anew from these arguments
 
 
-class EngineLost(RuntimeError):
-    """An actor or an engine in another process died, failed or does not answer."""
-
-
 class Engine(ABC):
     """Generates from token ids, measures rows of prompt and response, updates and saves.
 
@@ -61,43 +62,69 @@ class Engine(ABC):
     overlaps_update: whether it can generate while it makes an update
     model_path: folder or hub id of the model that the run begins with
     player: where a response is an episode, else None
+    sampler_logprobs: whether rollouts come with the sampler's own log-probs
+    seed: of the run
     """
 
     prompts: PromptEncoder
     tokenizer: Any
     player: Player | None
+    sampler: Sampler
+    sampling: Sampling
+    sampler_logprobs: bool = False
+    seed: int
     model_path: str | Path
     whole_batches: bool
     overlaps_update: bool
 
-    @abstractmethod
-    def rollout(self, plan: Plan, group_size: int) -> Iterable[RolloutGroup]:
+    def _request(self, temperature: float, top_p: float = 1.0) -> Request:
+        """For any prompt and seed."""
+        tokens, end = self.sampling.max_response_tokens, tuple(self.prompts.turn_ends())
+        return Request((), 0, tokens, temperature, top_p, end=end, logprobs=self.sampler_logprobs)
+
+    def rollout(self, plan: Plan, group_size: int) -> Generator[RolloutGroup, None, None]:
         """Fresh ungraded responses, of each question as many as `Plan.rollout_counts` says. Groups come in any order,
-        and may come one by one as they are completed. Raises EngineLost."""
-
-    @abstractmethod
-    def play(
-        self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float
-    ) -> list[Rollout]:
-        """An episode of each question, each with its own seed. temperature: 0 is greedy"""
-
-    @abstractmethod
-    def generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
-    ) -> list[Rollout]:
-        """An ungraded response to each prompt (token ids), each with its own seed. temperature: 0 is greedy"""
+        one by one as they are completed. Raises EngineLost."""
+        questions, counts = [*plan.fresh, *plan.replayed], plan.rollout_counts(group_size)
+        request = self._request(self.sampling.temperature)
+        if self.player:
+            owners = [i for i, count in enumerate(counts) for _ in range(count)]
+            seeds = episode_seeds(self.seed, plan.step, plan.round, len(owners))
+            rollouts: list[dict[int, Rollout]] = [{} for _ in questions]
+            episodes = self.sampler.episodes(self.player, [questions[i] for i in owners], seeds, request)
+            for position, rollout in chain.from_iterable(episodes):
+                rollouts[i := owners[position]][position] = rollout
+                if len(rollouts[i]) == counts[i]:
+                    in_order = tuple(one for _, one in sorted(rollouts[i].items(), key=itemgetter(0)))
+                    yield RolloutGroup(questions[i], in_order, planned_replay=i >= len(plan.fresh))
+            return
+        seed = StepSeed(self.seed, plan.step, plan.round)
+        requests = [
+            replace(request, prompt_ids=self.prompts.encode(question), n=count, seed=seed)
+            for question, count in zip(questions, counts, strict=True)
+        ]
+        with closing(self.sampler.sample(requests)) as portions:  # a caller that stops early cancels the other requests
+            for i, group in chain.from_iterable(portions):
+                yield RolloutGroup(questions[i], tuple(group), planned_replay=i >= len(plan.fresh))
 
     def generate_for(
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
     ) -> list[list[Rollout]]:
         """For evaluation: an ungraded response to each question for each of its seeds. temperature: 0 is greedy"""
+        request = self._request(temperature, top_p)
         seed_questions = [question for question, own in zip(questions, seeds, strict=True) for _ in own]
         own_seeds = [seed for own in seeds for seed in own]
         if self.player:
-            rollouts = iter(self.play(seed_questions, own_seeds, temperature, top_p))
+            episodes = self.sampler.episodes(self.player, seed_questions, own_seeds, request)
+            rollouts = dict(chain.from_iterable(episodes))
         else:
-            rollouts = iter(self.generate([*map(self.prompts.encode, seed_questions)], own_seeds, temperature, top_p))
-        return [[next(rollouts) for _ in own] for own in seeds]
+            requests = [
+                replace(request, prompt_ids=self.prompts.encode(question), seed=seed)
+                for question, seed in zip(seed_questions, own_seeds, strict=True)
+            ]
+            rollouts = {i: rollout for i, (rollout,) in chain.from_iterable(self.sampler.sample(requests))}
+        left = iter(range(len(own_seeds)))
+        return [[rollouts[next(left)] for _ in own] for own in seeds]
 
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
         """The response as text, without special tokens. For verifiers and people; it is never encoded again."""

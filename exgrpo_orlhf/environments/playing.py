@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from operator import itemgetter
@@ -192,22 +192,6 @@ class Play:
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:
     """Of a step's episodes, in the plan's order. seed: of the run; round: of rollouts in the step"""
     return [int(x) for x in np.random.SeedSequence([seed, step, round]).generate_state(count, np.uint32)]
-
-
-def play(plays: Sequence[Play], generate: Callable[[Sequence[Play]], Sequence[Rollout]]) -> list[Rollout]:
-    """Play episodes turn by turn, all together.
-
-    A turn waits for the environments of the last one: which rows are generated together then never depends on how fast
-    an environment was, and a resumed run samples the same tokens.
-
-    generate: the next turn of each of these
-    """
-    going = [one for one in plays if one.received()]
-    while going:
-        for one, turn in zip(going, generate(going), strict=True):
-            one.act(turn)
-        going = [one for one in going if one.received()]
-    return [one.rollout() for one in plays]
 
 
 def outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:

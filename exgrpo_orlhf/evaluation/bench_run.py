@@ -17,18 +17,19 @@ from ..files import write_json
 from ..progress import duration
 from ..records import Question
 from ..rewards import Verifier, close_pools
+from ..sampling import EngineLost, Request, Sampler
 from ..stopping import Stop
 from . import folder
-from .backends import GenerationEngine, GenerationRequest, Key
-from .episodes import EpisodeEngine
 from .evaluated_model import RequestBuilder
 from .grading import check_golds, graded, verdicts
+from .responses import Key, Playing, respond
 from .results import summarise
 from .samples import Sample, SampleFile, prompt_hash
 from .session import git_commit, now, versions
 from .sets import BenchmarkSet
 
 log = logging.getLogger(__name__)
+GO_ON = "the responses so far are kept; run the same command again to continue"
 _LOG_EVERY = 5.0  # seconds
 _NOTHING: folder.Results = {"benchmarks": {}, "not_run": {}, "record": {}}
 _BATCH = 256  # responses regraded at a time
@@ -93,22 +94,20 @@ class EvaluationPlan:
             facts[benchmark.name] = each.facts(ask, group, in_mean)
         return facts
 
-    def with_episodes(self, engine: GenerationEngine) -> GenerationEngine:
-        """The engine, or one that plays the episodes of the benchmarks that have an environment."""
+    def playing(self) -> Playing:
+        """The benchmarks that have an environment."""
         players = {each.benchmark.name: self.builder.player(each.benchmark) for each in self.sets}
-        playing = {name: player for name, player in players.items() if player}
+        players_of = {name: player for name, player in players.items() if player}
         questions = {
             (each.benchmark.name, row): self.builder.question(each.benchmark, question)
             for each in self.sets
-            if each.benchmark.name in playing
+            if each.benchmark.name in players_of
             for row, question in each.rows
         }
-        return EpisodeEngine(engine, playing, questions) if playing else engine
+        return Playing(players_of, questions)
 
 
-def evaluate(
-    plan: EvaluationPlan, out: Path, engine: Callable[[], GenerationEngine], stop: Stop
-) -> dict[str, Any] | None:
+def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], stop: Stop) -> dict[str, Any] | None:
     """Evaluate, or continue the evaluation in a folder.
 
     Args:
@@ -120,7 +119,7 @@ def evaluate(
 
     Raises:
         BenchmarkError, ModelError, FolderError, SampleError: before anything is generated.
-        EngineFailure, GradingError: the responses finished before are saved.
+        EngineLost, GradingError: the responses finished before are saved.
     """
     try:
         check_golds(plan.sets, plan.timeout, plan.workers)
@@ -195,14 +194,14 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> I
 def _generate(
     plan: EvaluationPlan,
     out: Path,
-    requests: Sequence[GenerationRequest],
+    requests: Sequence[Request],
     done: set[Key],
     files: Mapping[str, SampleFile],
-    make_engine: Callable[[], GenerationEngine],
+    make_engine: Callable[[], Sampler],
     stop: Stop,
 ) -> None:
     """Generate, grade and write. Finished responses are graded and written however this ends."""
-    engine = plan.with_episodes(make_engine())
+    engine, tokenizer = make_engine(), plan.builder.model.tokenizer
     try:
         description = {**engine.describe(), "reproducible": engine.reproducible}
         _begin_session(out, {"engine": description, **plan.session})
@@ -210,7 +209,7 @@ def _generate(
         questions = {each.benchmark.name: dict(each.rows) for each in plan.sets}
         times, finished, tokens = folder.Times(out), len(done), 0
         begin = logged = time.perf_counter()
-        with closing(engine.generate(requests, done)) as portions:
+        with closing(respond(engine, requests, done, tokenizer, plan.playing())) as portions:
             while not stop.signal and (portion := next(portions, None)) is not None:
                 counts = {}
                 for name in dict.fromkeys(response.request.key[0] for response in portion):
@@ -224,6 +223,8 @@ def _generate(
                     logged, seconds = time_now, time_now - begin
                     rest = duration(seconds / (finished - len(done)) * left)
                     log.info("%d/%d responses  %.0f tokens/s  %s left", finished, len(requests), tokens / seconds, rest)
+    except EngineLost as error:
+        raise EngineLost(f"{error}; {GO_ON}") from error
     finally:
         engine.close()
 
@@ -253,13 +254,13 @@ def _finished(out: Path, but: Collection[str] = ()) -> tuple[folder.Results, dic
     return results, files
 
 
-def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, GenerationRequest]) -> set[Key]:
+def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> set[Key]:
     """Keys of the responses that exist. Raises FolderError if one answers another prompt."""
     done = set()
     for name, file in files.items():
         for (row, sample), digest in file.done.items():
             request = requests.get((name, row, sample))
-            if request is None or prompt_hash(request.seed, request.prompt) != digest:
+            if request is None or prompt_hash(request.seed_at(0), request.prompt) != digest:
                 raise folder.FolderError(
                     f"{file.path}: row {row}, sample {sample} answers another prompt than would be asked now: the set, "
                     "the template or the instruction has changed; give --out another folder"

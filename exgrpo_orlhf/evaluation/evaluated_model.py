@@ -20,7 +20,7 @@ from ..environments.playing import Player, player_of
 from ..files import sha256
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Message, Question
-from .backends import GenerationRequest
+from ..sampling import Request
 from .benchmarks import Benchmark
 from .sets import BenchmarkSet
 
@@ -133,8 +133,8 @@ def hash_of(folder: Path) -> str:
 
 
 def requests_of(
-    questions: BenchmarkSet, render: Callable[[int, Question], Prompt], seed: int, stop: tuple[int, ...] = ()
-) -> Iterator[GenerationRequest]:
+    questions: BenchmarkSet, render: Callable[[int, Question], Prompt], seed: int, end: tuple[int, ...] = ()
+) -> Iterator[Request]:
     """Requests for all samples of all questions of a set, in order.
 
     render: (row, question) → its prompt; seed: of the evaluation. The seed of a response is made from it, and does not
@@ -142,17 +142,19 @@ def requests_of(
     """
     benchmark = questions.benchmark
     for row, question in questions.rows:
-        prompt = render(row, question)
+        text, prompt_ids, messages = render(row, question)
         for sample in range(benchmark.samples):
             name = f"{seed} {benchmark.name} {row} {question.id} {sample}".encode()
-            yield GenerationRequest(
-                (benchmark.name, row, sample),
-                *prompt,
+            yield Request(
+                prompt_ids,
                 int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1,
                 benchmark.max_tokens,
                 benchmark.temperature,
                 benchmark.top_p,
-                stop,
+                end=end,
+                key=(benchmark.name, row, sample),
+                prompt=text,
+                messages=messages,
             )
 
 
@@ -168,25 +170,22 @@ class RequestBuilder:
         """Raises ModelError if the tokenizer lacks something that the template needs."""
         self.model, self.prompts, self.seed = model, prompts, seed
         self.encoder: PromptEncoder | None = None
-        self._stop: tuple[int, ...] = ()
+        self._end: tuple[int, ...] = ()
         self._silent = "boxed" not in (prompts.system or "")
         if model.tokenizer is None:
             return
         try:
             self.encoder = PromptEncoder(replace(prompts, max_tokens=_NO_LIMIT), model.tokenizer)
-            self._stop = self.encoder.turn_ends()
+            self._end = self.encoder.turn_ends()
             self._silent = "boxed" not in self.encoder.render(Question.make("", "?", "?"))
         except (ValueError, TemplateError) as error:
             raise ModelError(str(error).replace("Prompts.template = ", "--template ")) from error
 
-    def requests(self, sets: Sequence[BenchmarkSet]) -> list[GenerationRequest]:
+    def requests(self, sets: Sequence[BenchmarkSet]) -> list[Request]:
         """Requests for all samples of all questions, in order. Raises ModelError if one exceeds the context."""
-        requests: list[GenerationRequest] = []
+        requests: list[Request] = []
         for each in sets:
-            environment = each.benchmark.environment
-            stop = environment.stop if environment else ()
-            of_set = requests_of(each, partial(self._prompt, each.benchmark), self.seed, self._stop)
-            requests += (replace(request, stop=stop) for request in of_set)
+            requests += requests_of(each, partial(self._prompt, each.benchmark), self.seed, self._end)
         if self.model.context is not None:
             self._check_room(requests, self.model.context)
         return requests
@@ -230,7 +229,7 @@ class RequestBuilder:
                 f"has no tokens in this model's tokenizer ({type(error).__name__}: {error}): {question.prompt!r:.80}"
             ) from error
 
-    def _check_room(self, requests: Sequence[GenerationRequest], context: int) -> None:
+    def _check_room(self, requests: Sequence[Request], context: int) -> None:
         longest = max(requests, key=lambda request: len(request.prompt_ids) + request.max_tokens)
         length, tokens = len(longest.prompt_ids), longest.max_tokens
         if length + tokens > context:

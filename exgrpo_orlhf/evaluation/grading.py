@@ -10,8 +10,8 @@ from ..environments import NoEnvironment
 from ..questions.text import plain_text
 from ..records import Grade, Question
 from ..rewards import GradingError, Verifier
-from .backends import Response
 from .benchmarks import BenchmarkError
+from .responses import Response
 from .samples import Sample
 from .sets import BenchmarkSet
 
@@ -72,7 +72,7 @@ def graded(
             "row": row,
             "sample": sample,
             "id": question.id,
-            "seed": request.seed,
+            "seed": request.seed_at(0),
             "question": plain_text(question.prompt),
             "prompt": request.prompt,
             "gold": question.answer,

@@ -19,11 +19,11 @@ from ..records import Question, Rollout
 from ..rewards import Verifier
 from ..settings import Evaluation
 from . import sets
-from .backends import Response
 from .benchmarks import Benchmark, Definitions
 from .evaluated_model import EvaluatedModel, render_prompt, requests_of
 from .folder import RESULTS, SAMPLES
 from .grading import graded
+from .responses import Response
 from .results import MAJORITY_FROM, RATES, at_k, bound_of, metrics, summarise
 from .samples import SampleFile
 from .session import now
@@ -75,7 +75,7 @@ class Validation:
         """
         settings, rows = self.settings, dict(self._set.rows)
         requests = list(requests_of(self._set, lambda _, question: render_prompt(prompts, question), self._seed))
-        seeds = [[request.seed for request in each] for _, each in groupby(requests, lambda request: request.key[1])]
+        seeds = [[one.seed_at(0) for one in each] for _, each in groupby(requests, lambda request: request.key[1])]
         rollouts = generate(self.questions, seeds, settings.temperature, settings.top_p)
         responses = [
             Response(request, decode(rollout.token_ids), rollout.length, rollout.finish, grade=rollout.grade)

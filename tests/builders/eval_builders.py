@@ -7,14 +7,18 @@ import random
 from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from run_builders import ROOT, byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_orlhf.engines.local.generation import generate
-from exgrpo_orlhf.evaluation.backends import GenerationEngine, GenerationRequest, Key, Response
+from exgrpo_orlhf.engines.local.placement import end_and_pad, load
+from exgrpo_orlhf.evaluation.responses import Key, Response, respond
+from exgrpo_orlhf.sampling import Request, Sampler
+from exgrpo_orlhf.sampling.generation import generate
+from exgrpo_orlhf.sampling.loop import LoopSampler
 
 RUN_BENCH = ROOT / "evals" / "run_bench.py"
 HERE = ("--engine", "transformers", "--no-mlflow")
@@ -56,19 +60,23 @@ def published_model(folder: Path) -> Path:
     return folder
 
 
-def request(i: int, temperature: float = 1.0, max_tokens: int = 100) -> GenerationRequest:
+def request(i: int, temperature: float = 1.0, max_tokens: int = 100) -> Request:
     """Prompts of 3 to 240 tokens; every second one begins with the same 200, which the cache then holds."""
     rng = random.Random(i)
     ids = [1 + (7 * k) % 90 for k in range(200)] if i % 2 else []
     ids += [rng.randrange(1, TOKENS) for _ in range(rng.randrange(3, 40))]
     messages = (("user", f"question-{i}"),)
     top_p = 1.0 if i % 3 else 0.9
-    return GenerationRequest(
-        ("set", i // 2, i % 2), "", tuple(ids), messages, rng.getrandbits(31), max_tokens, temperature, top_p
-    )
+    key = ("set", i // 2, i % 2)
+    return Request(ids, rng.getrandbits(31), max_tokens, temperature, top_p, key=key, messages=messages)
 
 
-def greedy_by_transformers(folder: Path, requests: Sequence[GenerationRequest]) -> list[str]:
+def loop_sampler(folder: Path, rows: int = 64) -> LoopSampler:
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), load(folder, torch.device("cpu"))
+    return LoopSampler(model, tokenizer, *end_and_pad(model, tokenizer), rows)
+
+
+def greedy_by_transformers(folder: Path, requests: Sequence[Request]) -> list[str]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = [request.prompt_ids for request in requests]
@@ -79,9 +87,10 @@ def greedy_by_transformers(folder: Path, requests: Sequence[GenerationRequest]) 
 
 
 def all_responses(
-    engine: GenerationEngine, requests: Sequence[GenerationRequest], done: Collection[Key] = ()
+    sampler: Sampler, requests: Sequence[Request], done: Collection[Key] = (), **playing: Any
 ) -> dict[Key, Response]:
-    responses = [response for portion in engine.generate(requests, done) for response in portion]
+    portions = respond(sampler, requests, done, byte_tokenizer(), **playing)
+    responses = [response for portion in portions for response in portion]
     assert len({response.request.key for response in responses}) == len(responses), "an answer came twice"
     return {response.request.key: response for response in responses}
 

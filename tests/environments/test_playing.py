@@ -13,12 +13,12 @@ from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import torch_engine
-from exgrpo_orlhf.engines.local.generation import generate
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.environments.playing import Play, Player
 from exgrpo_orlhf.records import Rollout
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import GradingError, Verifier
+from exgrpo_orlhf.sampling.generation import generate
 from exgrpo_orlhf.settings import LocalEngine, Sampling
 from exgrpo_orlhf.training.run import train
 
@@ -48,8 +48,8 @@ def own(tmp_path):
 def played(model, environment, n=4, tokens=24, step=1, rows=256):
     settings, sampling = LocalEngine(device="cpu", generation_rows=rows), Sampling(max_response_tokens=tokens)
     engine = make_engine(model, environment=environment, settings=settings, sampling=sampling)
-    groups = engine.rollout(Plan(step, questions(n), [], {}), 4)
-    return engine, groups
+    plan = Plan(step, questions(n), [], {})
+    return engine, plan.in_order(engine.rollout(plan, 4))
 
 
 def parts(engine, rollout: Rollout) -> list[tuple[bool, str]]:
@@ -103,7 +103,7 @@ def test_a_turn_computes_its_new_tokens_alone_and_a_few_episodes_are_played_at_a
     engine.model.register_forward_pre_hook(
         lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
-    engine.rollout(Plan(1, questions(2), [], {}), 4)
+    list(engine.rollout(Plan(1, questions(2), [], {}), 4))
     assert checked == [True]
     assert len(plays) == 8
     assert max(alive) == 3

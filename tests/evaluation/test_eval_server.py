@@ -21,8 +21,9 @@ from eval_builders import all_responses, greedy_by_transformers, needs_vllm, pub
 from http_server import Reply, http_server
 from run_builders import free_port, wait_until
 
-from exgrpo_orlhf.evaluation.backends import EngineFailure, GenerationRequest
-from exgrpo_orlhf.evaluation.backends.server import ServerEngine
+from exgrpo_orlhf.evaluation.responses import respond
+from exgrpo_orlhf.sampling import EngineLost, Request
+from exgrpo_orlhf.sampling.server import ServerSampler
 
 KEY = "sk-secret"
 Answer = tuple[int, dict[str, str], Any]  # status, headers, body: text as it is, else as JSON
@@ -72,25 +73,24 @@ def text_of(answer: Answer) -> Reply:
 
 
 @contextmanager
-def client(url: str, api: str = "completions", **settings: Any) -> Iterator[ServerEngine]:
-    engine = ServerEngine(url, "tiny", api=api, key=KEY, **settings)
+def client(url: str, api: str = "completions", **settings: Any) -> Iterator[ServerSampler]:
+    engine = ServerSampler(url, "tiny", api=api, key=KEY, **settings)
     try:
         yield engine
     finally:
         engine.close()
 
 
-def requests(n: int) -> list[GenerationRequest]:
+def requests(n: int) -> list[Request]:
     return [
-        GenerationRequest(
-            ("set", i, 0),
-            f"prompt {i}",
+        Request(
             (1, 2, 3, i),
-            (("system", "be brief"), ("user", f"question {i}")),
             2**62 + i,
             max_tokens=100,
             temperature=0.6,
             top_p=0.9,
+            key=("set", i, 0),
+            messages=(("system", "be brief"), ("user", f"question {i}")),
         )
         for i in range(n)
     ]
@@ -113,9 +113,9 @@ def error(status: int, message: str, headers: dict[str, str] | None = None) -> A
 
 
 def failure_of(answer: Answer) -> tuple[str, int]:
-    """The message of the EngineFailure when the server always gives this answer, and the number of its requests."""
+    """The message of the EngineLost when the server always gives this answer, and the number of its requests."""
     with serving(lambda *_: answer) as server, client(server.url) as engine:
-        with pytest.raises(EngineFailure) as raised:
+        with pytest.raises(EngineLost) as raised:
             all_responses(engine, requests(1))
         assert KEY not in str(raised.value) + json.dumps(engine.describe())
         return str(raised.value), len(server.requests)
@@ -157,7 +157,7 @@ def test_finished_responses_come_out_while_the_rest_is_generated():
 
     with serving(answer) as server, client(server.url, concurrency=2) as engine:
         rows = []
-        for portion in engine.generate(requests(10), ()):
+        for portion in respond(engine, requests(10), (), None):
             rows += [response.request.key[1] for response in portion]
             if len(rows) == 9:
                 assert 0 not in rows
@@ -185,7 +185,7 @@ def test_an_overloaded_server_gets_the_request_again_after_a_while(failure, at_l
 
 
 def test_attempts_come_to_an_end(monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.server._RETRIES", 1)
+    monkeypatch.setattr("exgrpo_orlhf.sampling.server._RETRIES", 1)
     message, attempts = failure_of(error(500, "out of memory"))
     assert re.search("2 attempts.*out of memory", message)
     assert attempts == 2
@@ -217,17 +217,17 @@ def test_responses_before_a_failure_are_handed_out():
     answer = lambda _, body, __: completion(body) if number(body) < 5 else error(400, "enough")
     rows: list[int] = []
     with serving(answer) as server, client(server.url, concurrency=1) as engine:
-        with pytest.raises(EngineFailure, match="enough"):
-            rows.extend(r.request.key[1] for portion in engine.generate(requests(20), ()) for r in portion)
+        with pytest.raises(EngineLost, match="enough"):
+            rows.extend(r.request.key[1] for portion in respond(engine, requests(20), (), None) for r in portion)
         assert rows == [0, 1, 2, 3, 4]
         assert len(server.requests) == 6, "no request follows the failure"
 
 
 def test_a_slow_server_is_given_up(monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.server._TIMEOUT", 0.3)
+    monkeypatch.setattr("exgrpo_orlhf.sampling.server._TIMEOUT", 0.3)
     answer = lambda _, body, __: time.sleep(1) or completion(body)
     with serving(answer) as server, client(server.url) as engine:
-        with pytest.raises(EngineFailure, match="did not answer within"):
+        with pytest.raises(EngineLost, match="did not answer within"):
             all_responses(engine, requests(1))
         assert len(server.requests) == 1
 
@@ -242,7 +242,7 @@ def test_a_closed_iterator_sends_no_further_requests_and_the_engine_goes_on():
         return completion(body)
 
     with serving(answer) as server, client(server.url, concurrency=3) as engine:
-        portions = engine.generate(requests(50), ())
+        portions = respond(engine, requests(50), (), None)
         assert [response.request.key[1] for response in next(portions)] == [0]
         for _ in range(4):  # row 0, and the three that are under way
             assert begun.acquire(timeout=300)
@@ -254,7 +254,7 @@ def test_a_closed_iterator_sends_no_further_requests_and_the_engine_goes_on():
 
 
 def test_a_wrong_address_model_or_key_is_reported_before_anything_is_generated(monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.server._RETRIES", 0)
+    monkeypatch.setattr("exgrpo_orlhf.sampling.server._RETRIES", 0)
     with serving(lambda *_: error(500, "unused")) as server:
         data = {"data": [{"id": "tyni"}, {"id": "other"}]}
         for models, address, message in (
@@ -264,15 +264,15 @@ def test_a_wrong_address_model_or_key_is_reported_before_anything_is_generated(m
             ((200, {}, {"models": []}), server.url, "no list of models"),
         ):
             server.models = models
-            with client(address) as engine, pytest.raises(EngineFailure, match=message):
+            with client(address) as engine, pytest.raises(EngineLost, match=message):
                 engine.check()
             engine.close()  # a second time
     with client(server.url.replace("//", "//me:hidden@")) as engine:  # nobody listens there now
         assert engine.describe()["base_url"] == server.url, "without the password"
-        with pytest.raises(EngineFailure, match=r"no server answers.*Connect") as raised:
+        with pytest.raises(EngineLost, match=r"no server answers.*Connect") as raised:
             engine.check()
         assert "hidden" not in str(raised.value)
-        with pytest.raises(EngineFailure, match=r"1 attempts failed.*Connect"):
+        with pytest.raises(EngineLost, match=r"1 attempts failed.*Connect"):
             all_responses(engine, requests(1))
 
 
@@ -293,7 +293,7 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
 
             def ready() -> bool:
                 assert server.poll() is None, "the server ended"
-                with suppress(EngineFailure):
+                with suppress(EngineLost):
                     engine.check()
                     return True
                 return False
@@ -306,7 +306,7 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
             first = all_responses(engine, sampled)
             assert texts(all_responses(engine, sampled[::-1])) == texts(first)
             assert {response.finish for response in first.values()} == {"stop", "length"}
-            with pytest.raises(EngineFailure, match="max_model_len"):
+            with pytest.raises(EngineLost, match="max_model_len"):
                 all_responses(engine, [request(0, max_tokens=600)])
         with client(f"http://127.0.0.1:{port}/v1", "chat") as engine:
             (response,) = all_responses(engine, sampled[:1]).values()

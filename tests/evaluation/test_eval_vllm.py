@@ -20,6 +20,7 @@ from eval_builders import (
     CONTEXT,
     all_responses,
     greedy_by_transformers,
+    loop_sampler,
     needs_vllm,
     published_model,
     request,
@@ -30,12 +31,11 @@ from transformers import AutoTokenizer
 
 from exgrpo_orlhf.environments import Environment, close_episodes
 from exgrpo_orlhf.environments.playing import Player
-from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
-from exgrpo_orlhf.evaluation.backends.transformers_engine import TransformersEngine
-from exgrpo_orlhf.evaluation.backends.vllm_engine import VllmEngine
-from exgrpo_orlhf.evaluation.episodes import EpisodeEngine
+from exgrpo_orlhf.evaluation.responses import Playing, Response
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.sampling import EngineLost
+from exgrpo_orlhf.sampling.vllm_processes import VllmProcesses
 
 pytestmark = pytest.mark.slow
 ECHO = """
@@ -66,8 +66,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(folder) -> Iterator[VllmEngine]:
-    engine = VllmEngine(str(folder), dtype="float32", replicas=2 if torch.cuda.device_count() != 1 else 1)
+def engine(folder) -> Iterator[VllmProcesses]:
+    engine = VllmProcesses(str(folder), dtype="float32", replicas=2 if torch.cuda.device_count() != 1 else 1)
     try:
         yield engine
     finally:
@@ -80,22 +80,22 @@ def sampled(engine) -> dict[tuple, Response]:
 
 
 def test_without_vllm_the_message_names_the_alternatives(monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.evaluation.backends.vllm_engine.find_spec", lambda name: None)
-    with pytest.raises(EngineFailure, match=r"pip install.*--engine transformers"):
-        VllmEngine("anything")
+    monkeypatch.setattr("exgrpo_orlhf.sampling.vllm_requests.find_spec", lambda name: None)
+    with pytest.raises(EngineLost, match=r"pip install.*--engine transformers"):
+        VllmProcesses("anything")
 
 
 @needs_vllm
 def test_a_model_that_is_not_there_or_cannot_be_loaded_is_refused_by_vllms_first_error(
     folder, tmp_path, engine_processes, capfd
 ):
-    with pytest.raises(EngineFailure, match="no-such-model"):
-        VllmEngine(str(tmp_path / "no-such-model"))
+    with pytest.raises(EngineLost, match="no-such-model"):
+        VllmProcesses(str(tmp_path / "no-such-model"))
     broken = Path(shutil.copytree(folder, tmp_path / "broken"))
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(EngineFailure, match=r"/broken: .*SafetensorError: .*incomplete"):
-        VllmEngine(str(broken), dtype="float32")
+    with pytest.raises(EngineLost, match=r"/broken: .*SafetensorError: .*incomplete"):
+        VllmProcesses(str(broken), dtype="float32")
     assert "Traceback" not in "".join(capfd.readouterr())
     assert engine_processes() == []
 
@@ -150,13 +150,13 @@ def test_episodes_are_those_of_transformers(engine, folder, tmp_path):
     )
     questions = {("set", row): Question.make("set", f"{row}-and-some-more", "") for row in range(16)}
     requests = [
-        replace(request(0, 0.0, 60), key=(*key, 0), prompt_ids=tuple(player.prompts.encode(one)), stop=stop)
+        replace(request(0, 0.0, 60), key=(*key, 0), prompt_ids=player.prompts.encode(one))
         for key, one in questions.items()
     ]
-    here = TransformersEngine(str(folder), tokenizer, device="cpu", dtype="float32", threads=1, rows=16)
+    playing = Playing({"set": player}, questions)
     try:
         by_vllm, by_transformers = (
-            texts(all_responses(EpisodeEngine(each, {"set": player}, questions), requests)) for each in (engine, here)
+            texts(all_responses(each, requests, playing=playing)) for each in (engine, loop_sampler(folder))
         )
     finally:
         close_episodes()  # the test of what stays behind comes later
@@ -182,8 +182,8 @@ def test_a_response_ends_at_an_end_token_or_at_its_limit(sampled):
 def test_a_prompt_without_room_for_its_response_is_refused_and_the_record_has_the_limit(engine):
     fits = request(1, max_tokens=CONTEXT - len(request(1).prompt_ids))
     too_long = request(3, max_tokens=CONTEXT + 1 - len(request(3).prompt_ids))
-    with pytest.raises(EngineFailure, match=rf"set, row 1: .* take {CONTEXT + 1}; .* {CONTEXT}"):
-        next(engine.generate([fits, too_long], ()))
+    with pytest.raises(EngineLost, match=rf"set/1/1: .* take {CONTEXT + 1}; .* {CONTEXT}"):
+        next(engine.sample([fits, too_long]))
     (response,) = all_responses(engine, [fits]).values()
     assert response.finish in ("stop", "length")
     record = engine.describe()
@@ -196,12 +196,12 @@ def test_a_prompt_without_room_for_its_response_is_refused_and_the_record_has_th
 def test_a_killed_replica_ends_it_with_its_name_and_nothing_stays_behind(engine, engine_processes):
     """The last of this engine. What the dead replica had not answered is missing, not waited for."""
     assert len(engine_processes()) >= 1
-    portions = engine.generate([request(i, max_tokens=270) for i in range(2000)], ())
+    portions = engine.sample([request(i, max_tokens=270) for i in range(2000)])
     kept = next(portions)
     victim = next(child for child in multiprocessing.active_children() if child.name.startswith("EngineCore"))
     os.kill(victim.pid, signal.SIGKILL)
 
-    with pytest.raises(EngineFailure, match=rf"{victim.name} died.*run the same command again"):
+    with pytest.raises(EngineLost, match=rf"{victim.name} died"):
         kept.extend(response for portion in portions for response in portion)
     assert 0 < len(kept) < 2000
     engine.close()

@@ -18,7 +18,7 @@ from tracking_builders import tracked_runs
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
-from exgrpo_orlhf.evaluation.backends import EngineFailure, Response
+from exgrpo_orlhf.sampling import EngineLost, Sampler, ServedRollout
 from exgrpo_orlhf.training.run import train
 
 # -- what it does -----------------------------------------------------------------------------------------------------
@@ -280,26 +280,21 @@ def test_an_evaluation_that_is_not_complete_reports_how_many_of_its_responses_th
     assert "not complete: chains 0/20 responses" in bench("regrade", tmp_path, status=2)
 
 
-class Failing:
+class Failing(Sampler):
     """Two portions, then the engine dies; between the two there is time."""
 
-    reproducible = None
-
-    def generate(self, requests, done):
+    def sample(self, requests, done=()):
         for begin in (0, 2):
-            yield [Response(request, "1+1=2;#2", 8, "stop") for request in requests[begin : begin + 2]]
-        raise EngineFailure("the engine died")
+            yield [(i, [ServedRollout([], "stop", text="1+1=2;#2", tokens=8)]) for i in (begin, begin + 1)]
+        raise EngineLost("the engine died")
 
     def describe(self):
         return {"name": "failing", "dtype": "float32"}
 
-    def close(self):
-        pass
-
 
 def test_responses_finished_before_an_engine_died_are_kept(tmp_path, chains, script, monkeypatch):
     monkeypatch.setattr(script, "_engine", lambda *_: Failing)
-    assert "the engine died" in chains("--limit", 6, status=1)
+    assert "the engine died; the responses so far are kept" in chains("--limit", 6, status=1)
     assert len(samples(tmp_path)) == 4
 
 

@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from exgrpo_orlhf.evaluation.backends.vllm_engine import first_error
+from exgrpo_orlhf.sampling.vllm_processes import first_error
 
 AT = "(EngineCore pid=24276) ERROR 11-25 00:33:32 [core.py:1374] "
 PRINTED = f"""\

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from run_builders import ROOT, python, wait_until
 
-from exgrpo_orlhf.engines.engine import EngineLost
 from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import GradingError, Verifier
 from exgrpo_orlhf.rewards.answer import Answer, Graded
 from exgrpo_orlhf.rewards.pool.pool import Pool
+from exgrpo_orlhf.sampling import EngineLost
 
 pytestmark = pytest.mark.slow
 

@@ -139,7 +139,9 @@ def test_dynamic_sampling_leaves_out_groups_without_a_signal_after_the_injection
     trajectories, verdict["right"] = stored(run), False
     sampled = []
     rollout = run.engine.rollout
-    monkeypatch.setattr(run.engine, "rollout", lambda *arguments: sampled.append(rollout(*arguments)) or sampled[-1])
+    monkeypatch.setattr(
+        run.engine, "rollout", lambda plan, k: sampled.append(plan.in_order(rollout(plan, k))) or sampled[-1]
+    )
     metrics = run.step()
     batch = seen[-1][0]
     ids = [one.question.id for groups in sampled for one in groups]

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...records import Measured
+from ...sampling.attention import PACKED, Unfit, attention_is, is_plain
 from ..model import changes_logits, response_stats
 from ..rows import ForwardRow, micro_batches, padded, probe_rows
-from .attention import PACKED, Unfit, attention_is, is_plain
 from .packing import WORTHWHILE, Packed, hidden_states, packed_batches, repeated_share
 
 

@@ -23,8 +23,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ...sampling.attention import PACKED, Unfit, refuse
 from ..rows import ForwardRow
-from .attention import PACKED, Unfit, refuse
 
 # Rows are packed where copies of prompts are at least this share of their tokens, which is about what packing saves.
 # With less, as in runs with long responses or of the chain models (a quarter), they are padded.

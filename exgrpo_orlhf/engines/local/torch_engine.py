@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer
 
 from ...checkpoints import name_end_tokens
 from ...environments.environment import Environment
-from ...environments.playing import Play, episode_seeds, play, player_of
+from ...environments.playing import player_of
 from ...files import Files
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
-from ...records import Measured, MixedBatch, Question, Rollout, RolloutGroup
-from ...replay import Plan
+from ...records import Measured, MixedBatch, Rollout
+from ...sampling import Sampler
+from ...sampling.generation import check_rows
+from ...sampling.loop import LoopSampler
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
 from ..lora import FOLDER, Adapter
 from ..rows import ForwardRow
 from .forward import PolicyForward, measure
-from .generation import check_rows, chunk_seed, generate
 from .placement import check, device_of, dtype_of, end_and_pad, load
 from .update import PolicyUpdate, Reference
 
@@ -71,10 +75,12 @@ class TorchEngine(Engine):
                 self.adapter.load(Path(weights_path) / FOLDER)
         check(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
         self.end, self.pad = end_and_pad(self.model, self.tokenizer, self.prompts.turn_ends())
-        if generates:
-            check_rows(self.model, self.pad, turns=bool(environment and environment.path))
         self.player = player_of(environment, self.prompts, sampling.max_response_tokens)
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings.dtype, self.device))
+        rows = settings.generation_rows
+        self.sampler: Sampler = LoopSampler(self.model, self.tokenizer, self.end, self.pad, rows, self._computing)
+        if generates:
+            self._choose_sampler(prompts.max_tokens + sampling.max_response_tokens)
         self._update = PolicyUpdate(self.forward, self._reference() if reference else None, optimizer, settings)
 
     def _reference(self) -> Reference:
@@ -89,92 +95,48 @@ class TorchEngine(Engine):
 
         return base
 
-    # -- generate -----------------------------------------------------------------------------------------------------
+    # -- sample -------------------------------------------------------------------------------------------------------
 
-    def rollout(self, plan: Plan, group_size: int) -> list[RolloutGroup]:
-        """As many fresh responses as `plan.rollout_counts` says; groups in plan order, ungraded."""
-        questions = [*plan.fresh, *plan.replayed]
-        owners = [i for i, count in enumerate(plan.rollout_counts(group_size)) for _ in range(count)]
-        rollout_questions, temperature = [questions[i] for i in owners], self.sampling.temperature
-        if self.player:
-            seeds = episode_seeds(self.seed, plan.step, plan.round, len(rollout_questions))
-            sampled = self.play(rollout_questions, seeds, temperature, 1.0)
+    def _choose_sampler(self, tokens: int) -> None:
+        """tokens: of prompt and response together, at most. Raises ValueError for a model or device that the sampler
+        cannot use, and EngineLost if vLLM cannot start."""
+        settings, kind = self.settings, self.settings.sampler
+        if kind == "auto":
+            kind = "vllm" if self.device.type == "cuda" and find_spec("vllm") else "loop"
+        if kind == "loop":
+            check_rows(self.model, self.pad, turns=self.player is not None)
+            return
+        if self.device.index:
+            raise ValueError(
+                f"LocalEngine.device = {settings.device!r}: vLLM takes the first GPU that the process sees; set "
+                f"CUDA_VISIBLE_DEVICES={self.device.index} and LocalEngine.device = 'cuda'"
+            )
+        from ...sampling.vllm_here import VllmSampler
+
+        self.sampler_logprobs = True
+        self.sampler = VllmSampler(
+            self.model_path,
+            self._weights,
+            dtype=self.forward.compute_dtype,
+            tokens=tokens,
+            rows=settings.generation_rows,
+            memory=settings.sampler_memory,
+        )
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """As fast with merged weights as without an adapter, and faster for small models (benchmarks/lora.py)."""
+        with self._weights(), self.forward.autocast():
+            yield
+
+    @contextmanager
+    def _weights(self) -> Iterator[Iterable[tuple[str, torch.Tensor]]]:
+        """The policy's, an adapter merged into them, by their names in the base model."""
+        if self.adapter is None:
+            yield self.model.named_parameters()
         else:
-            sampled = self._generate([*map(self.prompts.encode, rollout_questions)], temperature, plan.step, plan.round)
-        rollouts: list[list[Rollout]] = [[] for _ in questions]
-        for owner, rollout in zip(owners, sampled, strict=True):
-            rollouts[owner].append(rollout)
-        return [
-            RolloutGroup(question, tuple(group), planned_replay=i >= len(plan.fresh))
-            for i, (question, group) in enumerate(zip(questions, rollouts, strict=True))
-        ]
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
-    ) -> list[Rollout]:
-        return self._generate(prompts, temperature or None, 0, top_p=top_p, seeds=seeds)
-
-    def play(
-        self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float
-    ) -> list[Rollout]:
-        """As many at a time as are generated at a time: their keys and values are kept from turn to turn."""
-
-        def turn(plays: Sequence[Play]) -> list[Rollout]:
-            contexts, own = [one.context for one in plays], [one.turn_seed for one in plays]
-            return self._generate(contexts, temperature or None, 0, top_p=top_p, seeds=own, plays=plays)
-
-        assert self.player is not None
-        order = sorted(range(len(questions)), key=lambda i: (len(self.prompts.encode(questions[i])), i))
-        rollouts: dict[int, Rollout] = {}
-        for begin in range(0, len(order), self.settings.generation_rows):
-            part = order[begin : begin + self.settings.generation_rows]
-            with self.player.episodes([questions[i] for i in part], [seeds[i] for i in part]) as plays:
-                rollouts.update(zip(part, play(plays, turn), strict=True))
-        return [rollouts[i] for i in range(len(questions))]
-
-    def _generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        temperature: float | None,
-        step: int,
-        round: int = 0,
-        top_p: float = 1.0,
-        seeds: Sequence[int] | None = None,
-        plays: Sequence[Play] | None = None,
-    ) -> list[Rollout]:
-        """temperature: None is greedy; seeds: None samples from torch's global generator, seeded by `chunk_seed`
-
-        plays: the episodes of which these are turns
-        """
-        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))  # little padding within a chunk
-        rollouts: dict[int, Rollout] = {}
-        rows = self.settings.generation_rows
-        # Sampling uses torch's global generator: it is seeded here, and its state is restored afterwards.
-        devices = [self.device] if self.device.type == "cuda" else []
-        # As fast with merged weights as without an adapter, and faster for small models (benchmarks/lora.py).
-        merged = nullcontext() if self.adapter is None else self.adapter.merged()
-        with merged, torch.random.fork_rng(devices=devices), self.forward.autocast():
-            for chunk, begin in enumerate(range(0, len(order), rows)):
-                part = order[begin : begin + rows]
-                torch.manual_seed(chunk_seed(self.seed, step, chunk, round))
-                limits = [plays[i].room for i in part] if plays else None
-                responses = generate(
-                    self.model,
-                    [prompts[i] for i in part],
-                    end=self.end,
-                    pad=self.pad,
-                    max_new_tokens=max(limits) if limits else self.sampling.max_response_tokens,
-                    temperature=temperature,
-                    top_p=top_p,
-                    seeds=None if seeds is None else [seeds[i] for i in part],
-                    limits=limits,
-                    stop=self.player.environment.stop if self.player else (),
-                    tokenizer=self.tokenizer,
-                    contexts=[plays[i] for i in part] if plays else (),
-                    last=all(one.last_turn for one in plays or ()),
-                )
-                rollouts.update(zip(part, responses, strict=True))
-        return [rollouts[i] for i in range(len(prompts))]
+            with self.adapter.merged():
+                yield self.adapter.base_parameters()
 
     # -- score and update ---------------------------------------------------------------------------------------------
 
@@ -182,8 +144,18 @@ class TorchEngine(Engine):
         return measure(self.forward, rows, self.settings.micro_batch_tokens)
 
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
-        """One or more optimiser steps on a batch (see PolicyUpdate)."""
-        return self._update(batch, self.forward_rows(batch), loss)
+        """One or more optimiser steps on a batch (see PolicyUpdate). With the sampler's log-probs it also measures how
+        far they are from the trainer's, nats a token (`rollout/logprob_gap`)."""
+        stats = self._update(batch, self.forward_rows(batch), loss)
+        self.sampler.outdated = True
+        gaps = [
+            np.abs(measured - row.response.sampler_logprobs)
+            for row, measured in zip(batch.flat_rows(), stats.behaviour_logprobs, strict=True)
+            if isinstance(row.response, Rollout) and row.response.sampler_logprobs is not None
+        ]
+        if not gaps:
+            return stats
+        return replace(stats, metrics={**stats.metrics, "rollout/logprob_gap": float(np.concatenate(gaps).mean())})
 
     def sync(self) -> None:
         """Nothing: it generates with the weights that it trains."""

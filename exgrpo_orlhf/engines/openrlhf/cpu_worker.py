@@ -10,16 +10,8 @@ from typing import Any
 
 import torch
 from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-from vllm.model_executor.layers import utils as vllm_layers
 
-
-def _keep_plain_weight(layer: Any, remove_weight: bool) -> None:
-    """A linear layer that reads its weight at each call. vLLM's CPU backend computes from a repacked copy, which a
-    weight sync may leave as it was: rollouts would come from an old policy without notice."""
-    layer.cpu_linear = torch.nn.functional.linear
-
-
-vllm_layers.dispatch_cpu_unquantized_gemm = _keep_plain_weight
+from ...sampling import vllm_cpu  # noqa: F401  (its import keeps linear layers plain)
 
 
 class GlooGroup:

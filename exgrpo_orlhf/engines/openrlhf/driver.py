@@ -20,9 +20,9 @@ from ray._private import state as ray_state
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError, RayTaskError
 
+from ...sampling import EngineLost
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
-from ..engine import EngineLost
 from ..job import Job
 from . import cpu
 from .actor import MixedPolicyActor

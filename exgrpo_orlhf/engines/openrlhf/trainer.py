@@ -6,34 +6,30 @@ import itertools
 import logging
 import math
 import signal
-from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.utils import get_tokenizer
 
 from ...checkpoints import CheckpointError, name_end_tokens
-from ...environments.playing import episode_seeds, player_of
+from ...environments.playing import player_of
 from ...files import Files
 from ...objective import MixedPolicyLoss
 from ...progress import Clock
 from ...questions.prompts import PromptEncoder
-from ...records import Measured, MixedBatch, Question, Rollout, RolloutGroup
-from ...replay import Plan
-from ..engine import Engine, EngineLost, LogProbs, NonFiniteUpdate, UpdateStats
+from ...records import Measured, MixedBatch, RolloutGroup
+from ...sampling import EngineLost
+from ...sampling.ray_engines import RaySampler, results
+from ..engine import Engine, LogProbs, NonFiniteUpdate, UpdateStats
 from ..job import Job
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
 from .output import mark_messages
-from .samples_generator import Request, Sampler, results
 
 log = logging.getLogger(__name__)
 _METRICS = ("policy/", "rollout/logprob_gap", "rollout/filtered_share")
@@ -88,13 +84,9 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         self.prompts = PromptEncoder(experiment.prompts, tokenizer)
         self.model_path = pretrain
         self.ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
-        self.sampler = Sampler(
-            self.vllm_engines,
-            experiment.sampling.max_response_tokens,
-            args.algo.advantage.is_correction_level != "off",
-            self.settings.timeout,
-            self.prompts.turn_ends(),
-        )
+        self.sampler = RaySampler(self.vllm_engines, self.settings.timeout, bool(args.vllm.enable_sleep))
+        self.sampler_logprobs = args.algo.advantage.is_correction_level != "off"
+        self.sampling, self.seed = experiment.sampling, experiment.settings.seed
         self.player = player_of(experiment.environment, self.prompts, experiment.sampling.max_response_tokens)
         self.step = 0  # of the latest update
 
@@ -109,70 +101,6 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             logger.close()
 
     # -- what the training loop calls ---------------------------------------------------------------------------------
-
-    def rollout(self, plan: Plan, group_size: int) -> Iterator[RolloutGroup]:
-        questions = [*plan.fresh, *plan.replayed]
-        if self.player:
-            yield from self._episodes(questions, plan, group_size)
-            return
-        requests = [
-            Request(self.prompts.encode(question), count, self.experiment.sampling.temperature, self._seed(plan, i))
-            for i, (question, count) in enumerate(zip(questions, plan.rollout_counts(group_size), strict=True))
-        ]
-        with closing(self._sample(requests)) as sampled:  # a caller that stops early cancels the other requests
-            for i, rollouts in sampled:
-                yield RolloutGroup(questions[i], tuple(rollouts), planned_replay=i >= len(plan.fresh))
-
-    def _episodes(self, questions: list[Question], plan: Plan, group_size: int) -> Iterator[RolloutGroup]:
-        assert self.player is not None
-        owners = [i for i, count in enumerate(plan.rollout_counts(group_size)) for _ in range(count)]
-        seeds = episode_seeds(self.experiment.settings.seed, plan.step, plan.round, len(owners))
-        left = Counter(owners)
-        with (
-            self.engines_awake(),
-            self.player.episodes([questions[i] for i in owners], seeds) as plays,
-            closing(self.sampler.play(plays, self.experiment.sampling.temperature)) as over,
-        ):
-            for position in over:
-                i = owners[position]
-                left[i] -= 1
-                if not left[i]:
-                    rollouts = tuple(one.rollout() for one, owner in zip(plays, owners, strict=True) if owner == i)
-                    yield RolloutGroup(questions[i], rollouts, planned_replay=i >= len(plan.fresh))
-
-    def play(
-        self, questions: Sequence[Question], seeds: Sequence[int], temperature: float, top_p: float
-    ) -> list[Rollout]:
-        assert self.player is not None
-        with self.engines_awake(), self.player.episodes(questions, seeds) as plays:
-            for _ in self.sampler.play(plays, temperature, top_p):
-                pass
-            return [one.rollout() for one in plays]
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], temperature: float, top_p: float
-    ) -> list[Rollout]:
-        requests = [Request(one, 1, temperature, seed, top_p) for one, seed in zip(prompts, seeds, strict=True)]
-        rollouts = dict(self._sample(requests))
-        return [rollouts[i][0] for i in range(len(prompts))]
-
-    def _seed(self, plan: Plan, position: int) -> int:
-        # vLLM gives the responses of one request consecutive seeds, so the seeds of requests must be far apart.
-        entropy = [self.experiment.settings.seed, 4, plan.step, position, *([plan.round] if plan.round else [])]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
-
-    def _sample(self, requests: Sequence[Request]) -> Generator[tuple[int, list[Rollout]], None, None]:
-        with self.engines_awake(), closing(self.sampler(requests)) as sampled:
-            yield from sampled
-
-    @contextmanager
-    def engines_awake(self) -> Iterator[None]:
-        """Wakes the vLLM engines up, and after success lets them sleep again, if the layout lets them sleep."""
-        if self.args.vllm.enable_sleep:
-            batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        yield
-        if self.args.vllm.enable_sleep:
-            batch_vllm_engine_call(self.vllm_engines, "sleep")
 
     def behaviour_logprobs(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
         """Of the vLLM engine that sampled them: the actors are at work on the batch before. Raises EngineLost."""

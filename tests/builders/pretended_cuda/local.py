@@ -19,10 +19,10 @@ from engine_builders import K, make_engine, mixed_batch, questions, stored_respo
 
 from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.local import TorchEngine, forward, generation, update
-from exgrpo_orlhf.engines.local.batch import Batch
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.sampling.batch import Batch
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
 LOSS = MixedPolicyLoss(response_length=24, kl_coef=0.01, entropy_coef=0.001)
@@ -60,7 +60,8 @@ class Work:
         """Rollouts, answers with a seed each, greedy ones, and two turns of episodes."""
         chains = questions(6)
         with self.here():
-            groups = self.engine.rollout(Plan(1, chains, [], {}), K)
+            plan = Plan(1, chains, [], {})
+            groups = plan.in_order(self.engine.rollout(plan, K))
             answers = self.engine.generate_for(chains, [[1, 2]] * 6, 0.7, 0.9)
             answers += self.engine.generate_for(chains, [[1]] * 6, 0.0, 1.0)
         rollouts = [rollout for group in groups for rollout in group.rollouts] + [r for own in answers for r in own]

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local import batch, kv_cache, shared_prompt
-from exgrpo_orlhf.engines.local.generation import BLOCK, CHECK_EVERY, _taken, check_rows, generate, sample
+from exgrpo_orlhf.sampling.generation import BLOCK, CHECK_EVERY, _taken, check_rows, generate, sample
 
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),

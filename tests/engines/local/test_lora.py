@@ -170,9 +170,8 @@ def test_every_path_computes_what_the_saved_merged_model_does(any_model, tmp_pat
     plan = Plan(1, chains, [], {})
     for ours, theirs in zip(engine.rollout(plan, 4), plain.rollout(plan, 4), strict=True):
         assert [one.token_ids.tolist() for one in ours.rollouts] == [one.token_ids.tolist() for one in theirs.rollouts]
-    prompts = [engine.prompts.encode(q) for q in chains]
-    greedy = [engine.generate(prompts, range(6), 0.0, 1.0), plain.generate(prompts, range(6), 0.0, 1.0)]
-    assert [one.token_ids.tolist() for one in greedy[0]] == [one.token_ids.tolist() for one in greedy[1]]
+    greedy = [one.generate_for(chains, [[0]] * 6, 0.0, 1.0) for one in (engine, plain)]
+    assert [one.token_ids.tolist() for [one] in greedy[0]] == [one.token_ids.tolist() for [one] in greedy[1]]
 
 
 def test_merging_and_disabling_leave_the_weights_bit_identical(warm_model):

@@ -24,13 +24,13 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local import attention, batch, kv_cache, shared_prompt
-from exgrpo_orlhf.engines.local.attention import Unfit
-from exgrpo_orlhf.engines.local.batch import Batch
 from exgrpo_orlhf.engines.local.forward import PolicyForward
-from exgrpo_orlhf.engines.local.generation import generate
-from exgrpo_orlhf.engines.local.kv_cache import first
-from exgrpo_orlhf.engines.local.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.engines.rows import ForwardRow
+from exgrpo_orlhf.sampling.attention import Unfit
+from exgrpo_orlhf.sampling.batch import Batch
+from exgrpo_orlhf.sampling.generation import generate
+from exgrpo_orlhf.sampling.kv_cache import first
+from exgrpo_orlhf.sampling.shared_prompt import SharedPromptCache
 
 random_model = partial(engine_builders.random_model, biases=True)
 GROUPED = {**SMALL, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}

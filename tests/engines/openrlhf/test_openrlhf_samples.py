@@ -13,15 +13,14 @@ from types import SimpleNamespace
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import ray
+from exgrpo_orlhf.engines.openrlhf.samples_generator import Request, Sampler
 from run_builders import rows, wait_until
 from transformers import AutoTokenizer
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
-from exgrpo_orlhf.engines.engine import EngineLost
 from exgrpo_orlhf.engines.openrlhf import samples_generator
-from exgrpo_orlhf.engines.openrlhf.samples_generator import Request, Sampler
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.environments.playing import Player
@@ -30,6 +29,7 @@ from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.sampling import EngineLost
 from exgrpo_orlhf.settings import Sampling
 
 pytestmark = pytest.mark.openrlhf

@@ -1,22 +1,30 @@
-"""Many requests at a time, in an event loop with its own thread. Responses are yielded as they arrive."""
+"""Samplers with many requests under way, in an event loop with its own thread."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Coroutine, Generator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from . import GenerationRequest, Response
+from ..records import Rollout
+from .request import Portion, Request, Sampler
 
 _LAST_WORDS = 10.0  # seconds for cancelled requests to tell their engine
 _Result = TypeVar("_Result")
 
 
-class Stream:
-    """The event loop. It runs until `close`, because an engine's connections belong to the loop that opened them."""
+class StreamSampler(Sampler):
+    """The event loop runs until `close`, because an engine's connections belong to the loop that opened them.
+
+    at_once: requests under way at a time
+    """
+
+    together = 256
+    at_once: int
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -28,28 +36,27 @@ class Stream:
         with self._runner:  # however the loop ends, what is left in it is cancelled: nobody waits for it in vain
             self._loop.run_forever()
 
-    def answers(
-        self,
-        requests: Sequence[GenerationRequest],
-        answer: Callable[[GenerationRequest], Awaitable[Response]],
-        at_once: int,
-    ) -> Iterator[list[Response]]:
-        """Yield portions: all responses that arrived since the last portion. A new request starts when one ends.
+    @abstractmethod
+    async def _answer(self, request: Request, seed: int) -> Rollout:
+        """One response. Raises EngineLost."""
 
-        An exception of `answer` ends all requests and is raised after the responses that arrived before it. Closing the
-        iterator cancels the requests under way. at_once: requests at a time
+    def sample(self, requests: Sequence[Request], done: Collection[int] = ()) -> Generator[Portion, None, None]:
+        """Portions of what has arrived since the last portion. A new request starts when one ends.
+
+        A failure ends all requests and is raised after the responses that arrived before it.
         """
-        arrivals: queue.SimpleQueue[Response | None] = queue.SimpleQueue()
-        waiting = iter(requests)
+        arrivals: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()
+        waiting = iter([(i, request) for i, request in enumerate(requests) if i not in done])
 
         async def answer_next() -> None:
-            for request in waiting:
-                arrivals.put(await answer(request))
+            for i, request in waiting:
+                seed = request.seed_at(i)
+                arrivals.put((i, [await self._answer(request, seed + k) for k in range(request.n)]))
 
         async def answer_all() -> None:
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(at_once, len(requests))):
+                    for _ in range(min(self.at_once, len(requests))):
                         group.create_task(answer_next())
             finally:
                 arrivals.put(None)
@@ -57,12 +64,12 @@ class Stream:
         work, ended = asyncio.run_coroutine_threadsafe(answer_all(), self._loop), False
         try:
             while not ended:
-                portion = [arrivals.get()]
+                arrived = [arrivals.get()]
                 while not arrivals.empty():
-                    portion.append(arrivals.get())
-                ended = portion[-1] is None
-                if responses := [response for response in portion if response is not None]:
-                    yield responses
+                    arrived.append(arrivals.get())
+                ended = arrived[-1] is None
+                if portion := [each for each in arrived if each is not None]:
+                    yield portion
             if failure := work.exception():
                 raise failure.exceptions[0] if isinstance(failure, ExceptionGroup) else failure
         finally:
@@ -71,7 +78,7 @@ class Stream:
                 while not ended:
                     ended = arrivals.get(timeout=_LAST_WORDS) is None
 
-    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Run a coroutine in the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 

@@ -1,18 +1,19 @@
-"""Responses by a server with OpenAI's protocol: vLLM, SGLang, llama.cpp, a provider."""
+"""The sampler behind a server with OpenAI's protocol: vLLM, SGLang, llama.cpp, a provider."""
 
 from __future__ import annotations
 
 import asyncio
 import difflib
 import random
-from collections.abc import Collection, Generator, Sequence
 from typing import Any, Literal
 
 import httpx
+import numpy as np
 
-from ...rewards.server import error_text
-from . import GO_ON, EngineFailure, GenerationRequest, Key, Response
-from .stream import Stream
+from ..records import Rollout
+from ..rewards.server import error_text
+from .request import EngineLost, Request, ServedRollout
+from .stream import StreamSampler
 
 _SEEDS = 2**31  # seeds below this are accepted by all servers
 _TIMEOUT = 600.0  # seconds for one response
@@ -20,7 +21,7 @@ _RETRIES = 5  # further attempts after the first
 _LONGEST_WAIT = 60.0  # seconds before a further attempt, unless the server asks for more
 
 
-class ServerEngine:
+class ServerSampler(StreamSampler):
     """Sends `concurrency` requests at a time, and tries again if the server is overloaded or the connection breaks.
 
     api 'completions' sends the prompt's token ids, so the server starts from the same tokens as every other engine and
@@ -44,12 +45,12 @@ class ServerEngine:
         key: str | None,
         concurrency: int = 64,
     ) -> None:
-        """base_url: with its version, such as http://localhost:8000/v1. Raises EngineFailure if it is no address."""
-        self.base_url, self.model, self.api, self.concurrency = base_url.rstrip("/"), model, api, concurrency
+        """base_url: with its version, such as http://localhost:8000/v1. Raises EngineLost if it is no address."""
+        self.base_url, self.model, self.api, self.at_once = base_url.rstrip("/"), model, api, concurrency
         try:
             url = httpx.URL(self.base_url)
         except httpx.InvalidURL as error:
-            raise EngineFailure(f"--base-url is no address: {error}") from error
+            raise EngineLost(f"--base-url is no address: {error}") from error
         self._where = str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url  # without user and password
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._client = httpx.AsyncClient(
@@ -57,51 +58,44 @@ class ServerEngine:
             timeout=httpx.Timeout(_TIMEOUT, connect=30.0),
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         )
-        self._stream = Stream()
+        super().__init__()
 
     def check(self) -> None:
-        """Raises EngineFailure unless the server answers and has the model."""
+        """Raises EngineLost unless the server answers and has the model."""
         try:
             answer = httpx.get(f"{self.base_url}/models", headers=self._headers, timeout=30.0)
         except httpx.TransportError as error:
-            raise EngineFailure(f"{self._where}: no server answers: {error_text(error)}") from error
+            raise EngineLost(f"{self._where}: no server answers: {error_text(error)}") from error
         if answer.status_code == 404:
-            raise EngineFailure(f"{self._where}/models is not there; the address usually ends in /v1")
+            raise EngineLost(f"{self._where}/models is not there; the address usually ends in /v1")
         if answer.status_code != 200:
             raise self._refusal(answer)
         try:
             names = [str(model["id"]) for model in answer.json()["data"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise EngineFailure(f"{self._where}/models gave no list of models: {answer.text[:300]!r}") from error
+            raise EngineLost(f"{self._where}/models gave no list of models: {answer.text[:300]!r}") from error
         if self.model not in names:
             near = ", ".join(difflib.get_close_matches(self.model, names, n=5, cutoff=0.3) or sorted(names)[:5])
-            raise EngineFailure(f"{self._where} does not serve {self.model!r}; nearest of {len(names)}: {near}")
+            raise EngineLost(f"{self._where} does not serve {self.model!r}; nearest of {len(names)}: {near}")
 
-    def generate(
-        self, requests: Sequence[GenerationRequest], done: Collection[Key]
-    ) -> Generator[list[Response], None, None]:
-        """Portions of the responses that have arrived since the last portion."""
-        pending = [request for request in requests if request.key not in done]
-        yield from self._stream.answers(pending, self._answer, self.concurrency)
-
-    async def _answer(self, request: GenerationRequest) -> Response:
+    async def _answer(self, request: Request, seed: int) -> Rollout:
         body = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p")}
-        body |= {"model": self.model, "seed": request.seed % _SEEDS}
+        body |= {"model": self.model, "seed": seed % _SEEDS}
         if self.api == "completions":
-            return self._response(request, await self._post("/completions", body | {"prompt": request.prompt_ids}))
+            return self._response(request, await self._post("/completions", body | {"prompt": [*request.prompt_ids]}))
         messages = [{"role": role, "content": content} for role, content in request.messages]
         return self._response(request, await self._post("/chat/completions", body | {"messages": messages}))
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """The server's answer with status 200. Raises EngineFailure if it refuses, or after the last attempt."""
+        """The server's answer with status 200. Raises EngineLost if it refuses, or after the last attempt."""
         for attempt in range(_RETRIES + 1):
             wait = min(2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # not all at once
             try:
                 answer = await self._client.post(self.base_url + path, json=body)
             except httpx.ReadTimeout as error:  # trying again would take as long
-                raise EngineFailure(
+                raise EngineLost(
                     f"{self._where} did not answer within {_TIMEOUT:.0f} s: give --concurrency less than "
-                    f"{self.concurrency}, or --max-tokens less; {GO_ON}"
+                    f"{self.at_once}, or --max-tokens less"
                 ) from error
             except httpx.TransportError as error:
                 trouble = error_text(error)
@@ -115,18 +109,17 @@ class ServerEngine:
                 wait += float(seconds) if seconds.isdigit() else 0.0  # it may also be a date
             if attempt < _RETRIES:
                 await asyncio.sleep(wait)
-        raise EngineFailure(f"{self._where}: {_RETRIES + 1} attempts failed, the last with {trouble}; {GO_ON}")
+        raise EngineLost(f"{self._where}: {_RETRIES + 1} attempts failed, the last with {trouble}")
 
-    def _refusal(self, answer: httpx.Response) -> EngineFailure:
+    def _refusal(self, answer: httpx.Response) -> EngineLost:
         advice = ""
         if answer.status_code in (401, 403):
             advice = "; the key is what the environment variable OPENAI_API_KEY, or that of --key-variable, holds"
         elif answer.status_code == 404:
             advice = f"; is {self.model!r} among {self._where}/models, and --api {self.api} served?"
-        return EngineFailure(f"{self._where} refuses ({answer.status_code}): {_message(answer)}{advice}")
+        return EngineLost(f"{self._where} refuses ({answer.status_code}): {_message(answer)}{advice}")
 
-    def _response(self, request: GenerationRequest, answer: httpx.Response) -> Response:
-        where = "/".join(map(str, request.key))
+    def _response(self, request: Request, answer: httpx.Response) -> ServedRollout:
         try:
             content = answer.json()
             (choice,), usage = content["choices"], content["usage"]
@@ -134,18 +127,19 @@ class ServerEngine:
             text = choice["text"] if self.api == "completions" else choice["message"]["content"] or ""
             finish, tokens, of_prompt = choice["finish_reason"], usage["completion_tokens"], usage["prompt_tokens"]
         except (ValueError, KeyError, TypeError) as error:
-            raise EngineFailure(
-                f"{where}: {self._where} does not follow the protocol ({type(error).__name__}: {error}): "
-                f"{answer.text[:300]!r}; {GO_ON}"
+            raise EngineLost(
+                f"{request.name}: {self._where} does not follow the protocol ({type(error).__name__}: {error}): "
+                f"{answer.text[:300]!r}"
             ) from error
         if finish not in ("stop", "length"):
-            raise EngineFailure(f"{where}: {self._where} ended the response by {finish!r}; {GO_ON}")
+            raise EngineLost(f"{request.name}: {self._where} ended the response by {finish!r}")
         if self.api == "completions" and of_prompt != len(request.prompt_ids):
-            raise EngineFailure(
-                f"{where}: {self._where} counts {of_prompt} tokens in a prompt of {len(request.prompt_ids)}: it adds "
-                "tokens or has another tokenizer; --api chat lets it render"
+            raise EngineLost(
+                f"{request.name}: {self._where} counts {of_prompt} tokens in a prompt of {len(request.prompt_ids)}: it "
+                "adds tokens or has another tokenizer; --api chat lets it render"
             )
-        return Response(request, text, tokens, finish, None if self.api == "completions" else of_prompt)
+        rendered = None if self.api == "completions" else of_prompt
+        return ServedRollout(np.empty(0, np.int32), finish, text=text, tokens=tokens, prompt_tokens=rendered)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -153,15 +147,15 @@ class ServerEngine:
             "base_url": self._where,
             "model": self.model,
             "api": self.api,
-            "concurrency": self.concurrency,
+            "concurrency": self.at_once,
             "seed": f"of each response, modulo {_SEEDS}",
             "top_k, penalties": "not sent: as the server is set up",
         }
 
     def close(self) -> None:
         if not self._client.is_closed:
-            self._stream.run(self._client.aclose())
-            self._stream.close()
+            self._run(self._client.aclose())
+            super().close()
 
 
 def _message(answer: httpx.Response) -> str:
