@@ -8,8 +8,6 @@ import pytest
 from eval_builders import HERE, results, samples
 from run_builders import ROOT, train_small
 
-from exgrpo_orlhf.evaluation import episodes
-
 CALCULATOR = ROOT / "benchmarks" / "slipping_calculator.py"
 BLOCK = """
 [calculator]
@@ -58,16 +56,16 @@ def test_episodes_score_as_in_the_runs_own_evaluation(warm_model, tmp_path, play
     assert len({each["verdict"] for each in now.values()}) == 2
 
 
-def test_an_interrupted_evaluation_ends_with_the_same_episodes(play, monkeypatch):
-    """Of turns that are generated together, a chunk with a missing one is played again as a whole."""
-    monkeypatch.setattr(episodes, "_TOGETHER", 8)
-    content = (play() / "calculator" / "samples.jsonl").read_bytes()
-    again = play(out="y") / "calculator" / "samples.jsonl"
+def test_an_interrupted_evaluation_ends_with_the_same_episodes(play):
+    """Of episodes that are played together, where one is missing, all are played again."""
+    words = (*HERE, "--rows", 8)
+    content = (play(*words) / "calculator" / "samples.jsonl").read_bytes()
+    again = play(*words, out="y") / "calculator" / "samples.jsonl"
     assert again.read_bytes() == content
     lines = content.splitlines(keepends=True)
     again.write_bytes(b"".join([*lines[:3], *lines[8:20]]) + lines[20][:30])
     (again.parents[1] / "results.json").unlink()
-    play(out="y")
+    play(*words, out="y")
     assert again.read_bytes() == content
     assert len({json.loads(line)["response"] for line in lines}) > 20, "each sample has its seed"
 

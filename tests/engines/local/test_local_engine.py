@@ -93,7 +93,8 @@ def test_little_of_a_micro_batch_is_padding(budget):
 def test_replayed_questions_get_one_rollout_fewer_and_groups_keep_plan_order(warm_model, setting, beside):
     """T9: nothing is generated for the stored row. Or as many as Plan.rollouts_per_replayed asks for."""
     chains = questions(5)
-    groups = make_engine(warm_model).rollout(Plan(1, chains[:3], chains[3:], {}, rollouts_per_replayed=setting), K)
+    plan = Plan(1, chains[:3], chains[3:], {}, rollouts_per_replayed=setting)
+    groups = plan.in_order(make_engine(warm_model).rollout(plan, K))
     assert [group.question for group in groups] == chains
     assert [len(group.rollouts) for group in groups] == [K, K, K, beside, beside]
     assert [group.planned_replay for group in groups] == [False] * 3 + [True] * 2

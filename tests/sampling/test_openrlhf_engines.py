@@ -13,14 +13,12 @@ from types import SimpleNamespace
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import ray
-from exgrpo_orlhf.engines.openrlhf.samples_generator import Request, Sampler
 from run_builders import rows, wait_until
 from transformers import AutoTokenizer
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
-from exgrpo_orlhf.engines.openrlhf import samples_generator
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.environments.playing import Player
@@ -29,7 +27,8 @@ from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.sampling import EngineLost
+from exgrpo_orlhf.sampling import EngineLost, Request, StepSeed, ray_engines
+from exgrpo_orlhf.sampling.ray_engines import RaySampler
 from exgrpo_orlhf.settings import Sampling
 
 pytestmark = pytest.mark.openrlhf
@@ -79,26 +78,35 @@ def without_ray(monkeypatch) -> list:
         "get": lambda reference, timeout: reference,
         "cancel": cancelled.append,
     }
-    monkeypatch.setattr(samples_generator, "ray", SimpleNamespace(**calls))
+    monkeypatch.setattr(ray_engines, "ray", SimpleNamespace(**calls))
     return cancelled
+
+
+def ask(prompt, n, seed, temperature=1.0, **more) -> Request:
+    return Request(prompt, seed, 24, temperature, n=n, **more)
+
+
+def sampled(engines, requests, **settings) -> list[tuple]:
+    return [each for portion in sampler(engines, **settings).sample(requests) for each in portion]
 
 
 def test_requests_go_to_vllm_as_they_are_asked_for(without_ray):
     engine = Engine()
-    requests = [Request([3, 4], 2, 0.7, 11, top_p=0.8), Request([5], 1, 0.0, 12)]
-    list(Sampler([engine], 24, True, 200.0, [9])(requests))
-    (prompt, sampled), (_, greedy) = engine.requests
+    more = {"end": (9,), "logprobs": True}
+    requests = [ask([3, 4], 2, 11, 0.7, top_p=0.8, **more), ask([5], 1, 12, 0.0, **more), ask([6], 1, StepSeed(1, 2))]
+    sampled([engine], requests)
+    (prompt, random), (_, greedy), (_, of_step) = engine.requests
     assert prompt == [3, 4]
-    assert (sampled.n, sampled.temperature, sampled.top_p, sampled.seed) == (2, 0.7, 0.8, 11)
-    assert (sampled.max_tokens, sampled.stop_token_ids, sampled.logprobs) == (24, [9], 1)
+    assert (random.n, random.temperature, random.top_p, random.seed) == (2, 0.7, 0.8, 11)
+    assert (random.max_tokens, random.stop_token_ids, random.logprobs) == (24, [9], 1)
     assert (greedy.temperature, greedy.top_p, greedy.seed) == (0.0, 1.0, None)
-    assert not sampled.detokenize
+    assert not random.detokenize
     assert sampled.output_kind is RequestOutputKind.FINAL_ONLY
-    assert sampler([engine])._params(requests[0]).logprobs is None
+    assert (of_step.logprobs, of_step.seed) == (None, StepSeed(1, 2).of_request(2)), "by its position"
 
 
 def test_responses_come_back_by_index_with_the_log_probs_of_their_own_tokens(without_ray):
-    answers = dict(Sampler([Engine()], 24, True, 200.0, [])([Request([3], 3, 1.0, 0), Request([4], 1, 1.0, 1)]))
+    answers = dict(sampled([Engine()], [ask([3], 3, 0, logprobs=True), ask([4], 1, 1, logprobs=True)]))
     assert [len(rollout.token_ids) for rollout in answers[0]] == [1, 2, 3]
     assert [rollout.sampler_logprobs.tolist() for rollout in answers[0]] == [[0.0], [-0.5] * 2, [-1.0] * 3]
     assert [len(rollout.token_ids) for rollout in answers[1]] == [1]
@@ -107,7 +115,7 @@ def test_responses_come_back_by_index_with_the_log_probs_of_their_own_tokens(wit
 def test_a_request_goes_to_the_engine_with_the_fewest_responses_to_generate(without_ray):
     """Counted in responses: the first request is as much work as eight of the others."""
     first, second = Engine(), Engine()
-    list(sampler([first, second])([Request([3], 8, 1.0, 0), *(Request([4], 1, 1.0, i) for i in range(9))]))
+    sampled([first, second], [ask([3], 8, 0), *(ask([4], 1, i) for i in range(9))])
     assert [params.n for _, params in first.requests] == [8, 1]
     assert [params.n for _, params in second.requests] == [1] * 8
 
@@ -115,28 +123,28 @@ def test_a_request_goes_to_the_engine_with_the_fewest_responses_to_generate(with
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"finish_reason": "abort"}, "vLLM engine 0 ended a response by 'abort'"),
-        ({"finish_reason": None}, "vLLM engine 0 ended a response by None"),
+        ({"finish_reason": "abort"}, "vLLM engine 0 ended it by 'abort'"),
+        ({"finish_reason": None}, "vLLM engine 0 ended it by None"),
     ],
 )
 def test_a_response_that_did_not_end_is_an_error_and_the_other_requests_are_cancelled(without_ray, change, message):
     engine = Engine(lambda response: vars(response).update(change))
     with pytest.raises(EngineLost, match=message):
-        list(sampler([engine])([Request([3], 1, 1.0, i) for i in range(3)]))
-    assert len(without_ray) == 2
+        sampled([engine], [ask([3], 1, i) for i in range(3)])
+    assert len(without_ray) == 3, "the one that has ended too"
 
 
 def test_missing_responses_are_an_error(without_ray):
     engine = Engine()
     engine.generate.remote = lambda prompt, params: Answer(engine._generate(prompt, params).outputs[1:])
     with pytest.raises(EngineLost, match="vLLM engine 0 gave 1 of 2 responses"):
-        list(sampler([engine])([Request([3], 2, 1.0, 0)]))
+        sampled([engine], [ask([3], 2, 0)])
 
 
 def test_an_engine_that_does_not_answer_is_lost(without_ray, monkeypatch):
-    monkeypatch.setattr(samples_generator.ray, "wait", lambda references, num_returns, timeout: ([], references))
+    monkeypatch.setattr(ray_engines.ray, "wait", lambda references, num_returns, timeout: ([], references))
     with pytest.raises(EngineLost, match=r"vLLM engine 0, 1: no answer for 200 s \(OpenRLHF\.timeout\)"):
-        list(sampler([Engine(), Engine()])([Request([3], 1, 1.0, i) for i in range(2)]))
+        sampled([Engine(), Engine()], [ask([3], 1, i) for i in range(2)])
     assert len(without_ray) == 2
 
 
@@ -163,10 +171,10 @@ CHAINS = [Question.make("test", prompt, "1") for prompt in ("1+2=", "9+2=", "3+4
 
 def test_a_turn_of_an_episode_is_a_request_for_what_is_left_of_it(without_ray, player):
     first, second = Engine(), Engine()
-    sampled = Sampler([first, second], 24, True, 200.0, [9])
+    like = ask((), 1, 0, 0.7, end=(9,), logprobs=True)
     with player.episodes(CHAINS, [11, 12, 13]) as plays:
         wait_until(lambda: all(play.answered for play in plays))  # the first turns go to both engines
-        assert sorted(sampled.play(plays, 0.7)) == [0, 1, 2]
+        assert sorted(i for [i] in sampler([first, second])._play(plays, like)) == [0, 1, 2]
         rollouts = [play.rollout() for play in plays]
     turn, answer = [7], [3, 16]  # the engine's token; '1;'
     for rollout in rollouts[::2]:
@@ -189,12 +197,12 @@ def test_a_turn_of_an_episode_is_a_request_for_what_is_left_of_it(without_ray, p
 
 
 def test_an_engine_that_does_not_answer_to_a_turn_is_lost(without_ray, monkeypatch, player):
-    monkeypatch.setattr(samples_generator.ray, "wait", lambda references, num_returns, timeout: ([], references))
+    monkeypatch.setattr(ray_engines.ray, "wait", lambda references, num_returns, timeout: ([], references))
     with (
         player.episodes(CHAINS, [1, 2, 3]) as plays,
         pytest.raises(EngineLost, match=r"vLLM engine 0: no answer for 0 s \(OpenRLHF\.timeout\)"),
     ):
-        list(Sampler([Engine()], 24, False, 0.2, []).play(plays, 1.0))
+        list(sampler([Engine()], timeout=0.2)._play(plays, ask((), 1, 0)))
     assert without_ray, "what was sent is cancelled"
 
 
@@ -240,8 +248,8 @@ def engines(folder, cluster) -> list:
     return [make_engine(folder) for _ in range(2)]
 
 
-def sampler(engines: list) -> Sampler:
-    return Sampler(engines, 24, False, 200.0, [])
+def sampler(engines: list, timeout=200.0) -> RaySampler:
+    return RaySampler(engines, timeout, sleeps=False)
 
 
 @pytest.mark.slow
@@ -253,8 +261,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     trainer.prompts, trainer.tokenizer = PromptEncoder(Prompts(max_tokens=32), tokenizer), tokenizer
     trainer.sampler = sampler(engines)
     trainer.player = None
-    trainer.experiment = SimpleNamespace(sampling=Sampling(), settings=SimpleNamespace(seed=0))
-    trainer.args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=False))
+    trainer.sampling, trainer.seed = Sampling(), 0
     names = ["-".join(map(str, trainer.prompts.encode(question))) for question in questions]
     (folder / f"go-{names[-1]}").touch()
     reward = folder / "reward.py"
@@ -281,9 +288,9 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
 
 @pytest.mark.slow
 def test_stopping_early_cancels_the_remaining_requests(engines, folder):
-    sampling = sampler(engines)([Request([i], 1, 1.0, i) for i in range(4)])
+    sampling = sampler(engines).sample([ask([i], 1, i) for i in range(4)])
     (folder / "go-2").touch()
-    position, (rollout,) = next(sampling)
+    [(position, (rollout,))] = next(sampling)
     assert (position, rollout.token_ids.tolist()) == (2, [2])
     wait_until(lambda: all((folder / f"began-{i}").exists() for i in range(4)))
     sampling.close()
@@ -293,9 +300,10 @@ def test_stopping_early_cancels_the_remaining_requests(engines, folder):
 @pytest.mark.slow
 def test_an_engine_that_dies_ends_the_requests_of_the_others(engines, folder):
     dying = make_engine(folder)
-    sampling = sampler([dying, engines[0]])([Request([10 + i], 1, 1.0, i) for i in range(4)])
+    sampling = sampler([dying, engines[0]]).sample([ask([10 + i], 1, i) for i in range(4)])
     (folder / "go-11").touch()
-    assert next(sampling)[0] == 1
+    [(position, _)] = next(sampling)
+    assert position == 1
     wait_until(lambda: (folder / "began-13").exists())
     ray.kill(dying)
     with pytest.raises(EngineLost, match="vLLM engine 0 died"):
