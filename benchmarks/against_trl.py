@@ -63,8 +63,9 @@ class Ours:
     def rollouts(self) -> MixedBatch:
         first = self.steps * B % len(self.questions)
         self.steps += 1
-        groups = self.engine.rollout(Plan(self.steps, self.questions[first : first + B], [], {}), K)
-        groups = self.experiment.verifier.grade_groups(groups, self.engine.decode)
+        plan = Plan(self.steps, self.questions[first : first + B], [], {})
+        graded = self.experiment.verifier.grade_groups(self.engine.rollout(plan, K), self.engine.decode)
+        groups = plan.in_order(graded)
         mixer = self.experiment.mixer
         return mixer.assemble(mixer.complete(groups, {}), self.experiment.advantages)
 

@@ -23,8 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -33,17 +32,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from command_line import DATA, finish, make_parser
-from exgrpo_orlhf.evaluation.backends import GenerationEngine, GenerationRequest, Key, Response
-from exgrpo_orlhf.evaluation.backends.transformers_engine import TransformersEngine
-from exgrpo_orlhf.evaluation.backends.vllm_engine import VllmEngine
 from tokenizers import pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from exgrpo_orlhf.engines.local.placement import device_of, dtype_of, end_and_pad, load
 from exgrpo_orlhf.evaluation import evaluated_model, sets
 from exgrpo_orlhf.evaluation.bench_run import EvaluationPlan, evaluate
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
 from exgrpo_orlhf.questions.prompts import Prompts
+from exgrpo_orlhf.records import Rollout
+from exgrpo_orlhf.sampling import Portion, Request, Sampler, ServedRollout
 from exgrpo_orlhf.sampling.generation import generate
+from exgrpo_orlhf.sampling.loop import LoopSampler
+from exgrpo_orlhf.sampling.vllm_processes import VllmProcesses
+from exgrpo_orlhf.sampling.vllm_requests import sampling_params
 
 GOAL = 0.05
 BENCHMARK, SAMPLES, ROWS = "math500", 2, 64  # responses to a question; of transformers, at a time
@@ -83,17 +85,17 @@ def main() -> int:
         )  # fmt: skip
         requests = asker.requests([questions])
         answers = {row: question.answer for row, question in questions.rows}
-        engine: GenerationEngine
+        engine: Sampler
         if arguments.engine == "vllm":
-            engine, bare = VllmEngine(str(model_path)), bare_vllm
+            engine, bare = VllmProcesses(str(model_path)), bare_vllm
         else:
-            engine = TransformersEngine(
-                str(model_path), model.tokenizer, device="auto", dtype="auto", threads=1, rows=ROWS
-            )
+            place = device_of("auto")
+            loaded = load(model_path, place, dtype_of("auto", place))
+            engine = LoopSampler(loaded, model.tokenizer, *end_and_pad(loaded, model.tokenizer), ROWS)
             bare = bare_transformers
         kept = Answering(engine, answers)
         try:
-            list(engine.generate(requests[:ROWS], ()))  # what is slower the first time
+            list(engine.sample(requests[:ROWS]))  # what is slower the first time
             seconds: dict[str, list[float]] = {"bare": [], "evaluation": []}
             for round_ in range(size.rounds):
                 begun = time.perf_counter()
@@ -127,26 +129,26 @@ def main() -> int:
     return finish(arguments, figures, summary)
 
 
-class Answering:
-    """An engine that stays open, and whose responses are solutions to be graded."""
+class Answering(Sampler):
+    """A sampler that stays open, and whose responses are solutions to be graded."""
 
-    def __init__(self, engine: GenerationEngine, answers: dict[int, str]) -> None:
+    def __init__(self, engine: Sampler, answers: dict[int, str]) -> None:
         self._engine, self._answers, self.reproducible = engine, answers, engine.reproducible
 
-    def generate(self, requests: Sequence[GenerationRequest], done: Collection[Key]) -> Iterator[list[Response]]:
-        for portion in self._engine.generate(requests, done):
-            yield [replace(response, text=self._solution(response)) for response in portion]
+    def sample(self, requests: Sequence[Request], done: Collection[int] = ()) -> Generator[Portion, None, None]:
+        for portion in self._engine.sample(requests, done):
+            yield [(i, [self._solution(requests[i], rollout)]) for i, (rollout,) in portion]
 
     @staticmethod
-    def is_right(request: GenerationRequest) -> bool:
+    def is_right(request: Request) -> bool:
         _, row, sample = request.key
         return (row + sample) % 2 == 1
 
-    def _solution(self, response: Response) -> str:
-        request = response.request
-        answer = self._answers[request.key[1]] if self.is_right(request) else str(response.tokens)
-        steps = ", ".join(f"x_{i} = {i} \\cdot {response.tokens}" for i in range(40))
-        return SOLUTION.format(steps=steps, answer=answer)
+    def _solution(self, request: Request, rollout: Rollout) -> Rollout:
+        answer = self._answers[request.key[1]] if self.is_right(request) else str(rollout.length)
+        steps = ", ".join(f"x_{i} = {i} \\cdot {rollout.length}" for i in range(40))
+        text = SOLUTION.format(steps=steps, answer=answer)
+        return ServedRollout(rollout.token_ids, rollout.finish, text=text, tokens=rollout.length)
 
     def describe(self) -> dict[str, Any]:
         return self._engine.describe()
@@ -155,31 +157,27 @@ class Answering:
         """The next round needs it."""
 
 
-def bare_vllm(engine: VllmEngine, requests: Sequence[GenerationRequest]) -> None:
-    from vllm import SamplingParams, TokensPrompt
-    from vllm.sampling_params import RequestOutputKind
+def bare_vllm(engine: VllmProcesses, requests: Sequence[Request]) -> None:
+    from vllm import TokensPrompt
 
-    async def generate_one(i: int, request: GenerationRequest) -> None:
-        params = SamplingParams(
-            temperature=request.temperature, top_p=request.top_p, max_tokens=request.max_tokens, seed=request.seed,
-            detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
+    async def generate_one(i: int, request: Request) -> None:
         prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
-        async for _ in engine._llm.generate(prompt, params, f"bare-{i}"):
+        async for _ in engine._llm.generate(prompt, sampling_params(request, request.seed_at(i)), f"bare-{i}"):
             pass
 
     async def generate_all() -> None:
         await asyncio.gather(*(generate_one(i, request) for i, request in enumerate(requests)))
 
-    engine._stream.run(generate_all())
+    engine._run(generate_all())
 
 
-def bare_transformers(engine: TransformersEngine, requests: Sequence[GenerationRequest]) -> None:
-    for chunk in engine._chunks(requests):
+def bare_transformers(engine: LoopSampler, requests: Sequence[Request]) -> None:
+    for _, places in engine._chunks(requests):
+        chunk = [request for *_, request in places]
         generate(
             engine.model, [request.prompt_ids for request in chunk], end=engine.end, pad=engine.pad,
             max_new_tokens=chunk[0].max_tokens, temperature=chunk[0].temperature, top_p=chunk[0].top_p,
-            seeds=[request.seed for request in chunk],
+            seeds=[request.seed_at(0) for request in chunk],
         )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def make_engine(experiment: Experiment, lora: LoRA) -> TorchEngine:
 
 def batch(engine: TorchEngine, experiment: Experiment, questions: int) -> MixedBatch:
     """Rollouts with made-up advantages."""
-    groups = engine.rollout(Plan(1, experiment.questions.load()[:questions], [], {}), K)
+    groups = list(engine.rollout(Plan(1, experiment.questions.load()[:questions], [], {}), K))
     advantages = (0.75, -0.25, -0.25, -0.25)
     rows = [[Row(g.question, one, a, True) for one, a in zip(g.rollouts, advantages, strict=True)] for g in groups]
     return MixedBatch(groups, rows, K)
@@ -105,7 +105,7 @@ def generation(rank: int, small: bool, turns: int) -> dict[str, float]:
         for name, context in (("merged", merged), ("beside", nullcontext)):
             adapter.merged = context  # type: ignore[method-assign]
             begin = time.perf_counter()
-            groups = engine.rollout(plan, 8)
+            groups = list(engine.rollout(plan, 8))
             tokens = sum(len(one.token_ids) for group in groups for one in group.rollouts)
             if turn:  # the first one warms up
                 rates[name].append(tokens / (time.perf_counter() - begin))
