@@ -16,6 +16,7 @@ FLOORS = (
     {"study", "explore"},
     {"evaluation", "models"},
     {"engines"},
+    {"sampling"},
     {"tracking", "experiment", "initial_buffer"},
     {"rewards", "environments"},
     {"replay", "objective", "questions", "tasks", "checkpoints", "cache"},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..records import Rollout
 from .queued import QueuedSampler
@@ -67,7 +67,7 @@ class VllmSampler(QueuedSampler):
             self._llm = LLMEngine.from_engine_args(
                 EngineArgs(
                     model=str(model_path),
-                    dtype=str(dtype).removeprefix("torch."),  # type: ignore[arg-type]
+                    dtype=str(dtype).removeprefix("torch."),
                     max_model_len=tokens,
                     max_num_seqs=rows,
                     enable_sleep_mode=self._sleeps,
@@ -98,7 +98,7 @@ class VllmSampler(QueuedSampler):
             self._asleep = True
 
     def _load(self) -> None:
-        def load(model: nn.Module) -> set[str]:
+        def load(model: Any) -> set[str]:
             with torch.no_grad(), self._weights() as weights:
                 loaded = model.load_weights(weights)
             names = {name for name, _ in model.named_parameters()}

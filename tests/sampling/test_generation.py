@@ -22,7 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.engines.local import batch, kv_cache, shared_prompt
+from exgrpo_orlhf.sampling import batch, kv_cache, shared_prompt
 from exgrpo_orlhf.sampling.generation import BLOCK, CHECK_EVERY, _taken, check_rows, generate, sample
 
 CONFIGS = {

@@ -23,9 +23,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from exgrpo_orlhf.engines.local import attention, batch, kv_cache, shared_prompt
 from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.rows import ForwardRow
+from exgrpo_orlhf.sampling import attention, batch, kv_cache, shared_prompt
 from exgrpo_orlhf.sampling.attention import Unfit
 from exgrpo_orlhf.sampling.batch import Batch
 from exgrpo_orlhf.sampling.generation import generate

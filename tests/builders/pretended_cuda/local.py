@@ -18,10 +18,11 @@ from device import Pretended, install, messages_of, waits
 from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
 
 from exgrpo_orlhf.engines import model as shared
-from exgrpo_orlhf.engines.local import TorchEngine, forward, generation, update
+from exgrpo_orlhf.engines.local import TorchEngine, forward, update
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.sampling import generation
 from exgrpo_orlhf.sampling.batch import Batch
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
