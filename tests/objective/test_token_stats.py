@@ -4,10 +4,19 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exgrpo_orlhf.objective import products
+from exgrpo_orlhf.objective import fused, products
+from exgrpo_orlhf.objective import token_stats as token_stats_module
 from exgrpo_orlhf.objective.token_stats import token_stats
 
 N, H, V = 23, 8, 37
+
+
+@pytest.fixture(params=["in place", "fused"])
+def arithmetic(request, monkeypatch):
+    """The arithmetic of a CPU, and that of a GPU without a compiler, in blocks of 5 columns."""
+    if request.param == "fused":
+        monkeypatch.setattr(token_stats_module, "compiled", lambda device: fused.Arithmetic(fused.sums, fused.gradient))
+        monkeypatch.setattr(token_stats_module, "COLUMNS", 5)
 
 
 def inputs(dtype=torch.float32, bias=True, seed=0, scale=1.0):
@@ -46,6 +55,7 @@ def gradients(outputs, leaves, use=(True, True)):
     return torch.autograd.grad(total, leaves)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("chunk", [1, 5, 23, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 @pytest.mark.parametrize("bias", [True, False])
@@ -69,6 +79,7 @@ def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bi
 BOTH, ALL = (True, True), (0, 1, 2)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize(
     ("use", "wanted"),
     [((True, False), ALL), ((False, True), ALL), (BOTH, (0,)), (BOTH, (1,)), (BOTH, (2,)), (BOTH, (0, 2))],
@@ -83,6 +94,7 @@ def test_an_output_used_alone_and_inputs_that_alone_need_a_gradient_have_the_pla
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("chunk", [1, 5, 23])
 def test_bfloat16_inputs_give_float32_values_and_close_bfloat16_gradients(chunk):
     """Against float32 from the same rounded inputs: one rounding of the logits and one of the gradient, no more."""
@@ -110,6 +122,7 @@ def test_bfloat16_weight_gradient_does_not_lose_the_later_chunks():
     assert torch.allclose(weight.grad.float(), expected, rtol=0.01)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("scale", [5.0, 30.0])
 def test_sharp_distributions_stay_exact(scale):
     """Logits of tens to hundreds, as a confident model has them: entropies near 0, log-probs far below."""
@@ -123,6 +136,7 @@ def test_sharp_distributions_stay_exact(scale):
         assert (a - b).abs().max() <= 2 * H * 2**-24 * largest
 
 
+@pytest.mark.usefixtures("arithmetic")
 def test_an_offset_common_to_all_logits_changes_nothing():
     """Softmax does not see it; e^(z + 100) would overflow, and a difference of two sums of its size would be coarse.
 
@@ -164,14 +178,16 @@ def sizes_of(function) -> tuple[int, int]:
     return max(recorder.sizes), max(kept)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_whole_logits_never_exist(temperature, dtype):
+def test_the_whole_logits_never_exist(temperature, dtype, monkeypatch):
     """No tensor, forward or backward, is larger than a chunk's logits; the plain computation shows the recorder works.
 
     What the forward pass keeps for the backward pass is smaller still.
     """
     n, h, v, chunk = 64, 3, 500, 4
+    monkeypatch.setattr(token_stats_module, "COLUMNS", 25)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(n, h, generator=generator).to(dtype).requires_grad_()
     weight = torch.randn(v, h, generator=generator).to(dtype).requires_grad_()
@@ -193,6 +209,7 @@ def test_a_block_is_never_narrower_than_the_hidden_states():
     assert largest == 4 * N * H > V * H
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_thousand_blocks_are_as_exact_as_one(temperature):
     """Rounding does not pile up over the blocks: values and gradients stay within a few units in the last place."""
@@ -212,6 +229,7 @@ def test_a_thousand_blocks_are_as_exact_as_one(temperature):
         assert (a - b).norm() < bound * b.norm()
 
 
+@pytest.mark.usefixtures("arithmetic")
 def test_bfloat16_hidden_gradient_does_not_lose_the_later_blocks():
     """500 blocks of two columns, each with the same share of the gradient."""
     v = 1000
