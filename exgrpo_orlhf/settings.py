@@ -238,8 +238,8 @@ class LocalEngine:
     dtype: of the computation; master weights and optimiser are float32 always. 'auto': float32 on a CPU, bfloat16 on
         a GPU
     threads: torch's CPU threads; more than the free cores is ruinous
-    micro_batch_tokens: tokens of one forward and backward pass: with their padding, or of packed rows (on a CPU, see
-        docs/dev/performance.md) each prompt once
+    micro_batch_tokens: tokens of one forward and backward pass: with their padding, or of packed rows (always on a GPU
+        if the model and the dtype allow it; on a CPU see docs/dev/performance.md) each prompt once
     generation_rows: responses generated at a time; of episodes, as many are played at a time
     gradient_checkpointing: compute activations again in the backward pass instead of keeping them
     """

@@ -6,22 +6,25 @@ output layer, for all tokens, and the backward pass computes the block's logits 
 
 Blocks of the vocabulary, not of the tokens: the weight and its gradient, by far the largest tensors, are then read
 and written once, and the gradient is never a sum over chunks, which bfloat16 would need float32 for. What the backward
-pass needs of the other blocks is a number per token, so the forward pass keeps it.
+pass needs of the other blocks is a number per token, so the forward pass keeps it. On a GPU each operation alone would
+read and write the whole block: there torch.compile makes one or two passes of them, and blocks are wider.
 """
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .fused import Arithmetic, compiled
 from .products import is_large, product
 
-# Logits held at a time: 16 MiB in float32, in a CPU's cache from one pass to the next (measured on two virtual cores).
-CHUNK_ELEMENTS = 2**22
-COLUMNS = 16_384  # of a block of fused arithmetic: on an H200 1.5 to 5 times as fast as blocks of CHUNK_ELEMENTS
+log = logging.getLogger(__name__)
+
+CHUNK_ELEMENTS = 2**22  # logits held at a time: 16 MiB in float32, in the cache of two virtual cores between two passes
+COLUMNS = 16_384  # of a block whose arithmetic is fused: on an H200 1.5 to 5 times as fast as CHUNK_ELEMENTS in place
 
 
 def token_stats(
@@ -36,8 +39,7 @@ def token_stats(
     """Log-prob of each target and entropy of its distribution.
 
     hidden (N, H) and weight (V, H), bias (V,): of one dtype, the output layer's; targets (N,) int64
-    chunk_elements: logits held at a time, or N × H where that is more: as many as the hidden states themselves. On a
-        GPU, where there are more logits, N × `COLUMNS` are held, and their arithmetic is fused (`fused.py`).
+    chunk_elements: logits held at a time, or N × H where that is more; if not all fit, on a GPU N × `COLUMNS`
     Returns float32 (float64 for float64 input): log-probs (N,) at `temperature`, entropies (N,) in nats at
     temperature 1, both differentiable in hidden, weight and bias. Raises ValueError on shapes that do not fit.
     """
@@ -48,12 +50,54 @@ def token_stats(
         )
     if not temperature > 0:
         raise ValueError(f"the temperature must be positive, got {temperature!r}")
-    fused = compiled(hidden.device) if len(targets) * len(weight) > chunk_elements else None
+    fused = compiled(hidden.device.type) if len(targets) * len(weight) > chunk_elements else None
     # Narrower blocks than H would spend their time reading and writing the hidden states' gradient.
     width = COLUMNS if fused else max(hidden.shape[1], chunk_elements // max(1, len(targets)))
-    width = min(len(weight), width)
-    logprobs, entropies = _TokenStats.apply(hidden, weight, bias, targets, temperature, width, fused)  # type: ignore[no-untyped-call]
+    how = temperature, min(len(weight), width), fused
+    logprobs, entropies = _TokenStats.apply(hidden, weight, bias, targets, *how)  # type: ignore[no-untyped-call]
     return logprobs, entropies
+
+
+def block_sums(z: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of logits (N, W) the largest one m of each token, Σ e^(z−m), Σ e^(z−m)·(z−m) and Σ e^((z−m)/T): (N,) each."""
+    z = z.to(torch.promote_types(z.dtype, torch.float32))
+    peak = z.amax(1)
+    below = z - peak[:, None]
+    p = below.exp()
+    return peak, p.sum(1), (p * below).sum(1), (below / temperature).exp().sum(1)
+
+
+def block_gradient(z: Tensor, place: Tensor, scale: Tensor, tempered: Tensor, temperature: float, *more: Any) -> Tensor:
+    """In logits (N, W), of their shape and dtype. All others are (N,), as in `_TokenStats.backward`.
+
+    place: the target's column, which may be outside; more: through the entropies
+    """
+    dtype, z = z.dtype, z.to(tempered.dtype)
+    chosen = torch.arange(z.shape[1], device=z.device) == place[:, None]
+    slope = scale[:, None] * (chosen.to(z.dtype) - (z / temperature - tempered[:, None]).exp())
+    if more:
+        grad_entropies, total, entropies = (values[:, None] for values in more)
+        slope = slope - grad_entropies * (z - total).exp() * (z - total + entropies)
+    return slope.to(dtype)
+
+
+@cache
+def compiled(device: str) -> Any:
+    """`block_sums` and `block_gradient`, fused; None for a CPU, and if torch.compile fails, which is said once."""
+    if device == "cpu":
+        return None
+    options = {"compile_threads": 1}  # in this process: two small kernels need no pool of processes
+    try:
+        if torch._dynamo.config.disable:
+            raise RuntimeError("it is switched off")
+        fused = [torch.compile(f, dynamic=True, options=options) for f in (block_sums, block_gradient)]
+        with torch.no_grad():
+            fused[0](torch.zeros(8, 64, dtype=torch.bfloat16, device=device), 0.9)
+        return fused
+    except Exception as error:  # of dynamo, inductor, Triton, the C compiler or the driver, of any kind
+        reason = str(error).strip().partition("\n")[0]
+        log.warning("log-probs and entropies take longer than they need: torch.compile failed (%s)", reason)
+        return None
 
 
 def _buffers(count: int, hidden: Tensor, width: int) -> list[Tensor]:
@@ -91,25 +135,19 @@ class _TokenStats(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        temperature: float,
-        width: int,
-        fused: Arithmetic | None,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *how: Any
     ) -> tuple[Tensor, Tensor]:
+        ctx.temperature, ctx.width, ctx.fused = temperature, width, fused = how
         buffers = _buffers(0 if fused else 2, hidden, width)
         chosen = torch.zeros(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
-        parts = []  # of each block, as `fused.sums` returns them
+        parts = []  # of each block what `block_sums` returns
         for block in _blocks(len(weight), width):
             rooms = [buffer[:, : block.stop - block.start] for buffer in buffers]
             z = _logits(hidden, weight[block], None if bias is None else bias[block], rooms)
             inside, column = _columns(targets, block)
             chosen += torch.where(inside, z.gather(1, column[:, None]).squeeze(1), 0)  # the target's logit
             if fused:
-                parts.append(fused.sums(z, temperature))
+                parts.append(fused[0](z, temperature))
                 continue
             peak = z.amax(1)
             z.sub_(peak[:, None])
@@ -129,7 +167,6 @@ class _TokenStats(torch.autograd.Function):
         ctx.save_for_backward(
             hidden, weight, bias, targets, entropies, log_mass + peak, log_tempered + peak / temperature
         )
-        ctx.temperature, ctx.width, ctx.fused = temperature, width, fused
         ctx.set_materialize_grads(False)
         return (chosen - peak) / temperature - log_tempered, entropies
 
@@ -145,13 +182,13 @@ class _TokenStats(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if need_weight else None
         grad_bias = torch.empty_like(bias) if need_bias else None
         scale = torch.zeros_like(total) if grad_logprobs is None else grad_logprobs / ctx.temperature
-        through = None if grad_entropies is None else (grad_entropies, total, entropies)
-        buffers = _buffers(0 if ctx.fused else 1 if through is None else 3, hidden, ctx.width)
+        more = () if grad_entropies is None else (grad_entropies, total, entropies)
+        buffers = _buffers(0 if ctx.fused else 1 + 2 * bool(more), hidden, ctx.width)
         for block in _blocks(len(weight), ctx.width):
             rooms = [buffer[:, : block.stop - block.start] for buffer in buffers]
             z = _logits(hidden, weight[block], None if bias is None else bias[block], rooms)
             if ctx.fused:
-                grad_z = ctx.fused.gradient(z, targets - block.start, scale, tempered, ctx.temperature, through)
+                grad_z = ctx.fused[1](z, targets - block.start, scale, tempered, ctx.temperature, *more)
             else:
                 if grad_entropies is not None:
                     # ∂H/∂z_j = −p_j (log p_j + H)
@@ -180,5 +217,4 @@ class _TokenStats(torch.autograd.Function):
                 else:
                     grad_hidden += grad_z @ weight[block]
             del z, grad_z  # or the next block's would be made beside them
-        grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias, *(None,) * 4

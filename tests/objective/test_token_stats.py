@@ -1,21 +1,24 @@
 """Log-probs and entropies in chunks against the plain computation over the whole logits."""
 
+import os
+import shutil
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exgrpo_orlhf.objective import fused, products
+from exgrpo_orlhf.objective import products
 from exgrpo_orlhf.objective import token_stats as token_stats_module
-from exgrpo_orlhf.objective.token_stats import token_stats
+from exgrpo_orlhf.objective.token_stats import block_gradient, block_sums, compiled, token_stats
 
 N, H, V = 23, 8, 37
 
 
 @pytest.fixture(params=["in place", "fused"])
 def arithmetic(request, monkeypatch):
-    """The arithmetic of a CPU, and that of a GPU without a compiler, in blocks of 5 columns."""
+    """That of a CPU, and that of a GPU, not compiled, in blocks of 5 columns."""
     if request.param == "fused":
-        monkeypatch.setattr(token_stats_module, "compiled", lambda device: fused.Arithmetic(fused.sums, fused.gradient))
+        monkeypatch.setattr(token_stats_module, "compiled", lambda device: (block_sums, block_gradient))
         monkeypatch.setattr(token_stats_module, "COLUMNS", 5)
 
 
@@ -265,3 +268,38 @@ def test_shapes_and_temperatures_without_a_meaning_are_refused():
     for temperature in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="temperature must be positive"):
             token_stats(hidden, weight, targets, temperature=temperature)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+def test_compiled_the_arithmetic_of_a_gpu_gives_what_it_gives_uncompiled(monkeypatch):
+    """Compiled for this CPU, for blocks of 5 columns and for the last one of 2 alike."""
+    functions = block_sums, block_gradient
+    made = functions, [torch.compile(function, dynamic=True) for function in functions]
+    monkeypatch.setattr(token_stats_module, "COLUMNS", 5)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for dtype, temperature, use in (
+        (torch.float32, 1.0, (True, False)),
+        (torch.float32, 0.7, BOTH),
+        (torch.bfloat16, 0.7, BOTH),
+    ):
+        results = []
+        for functions in made:
+            monkeypatch.setattr(token_stats_module, "compiled", lambda device, functions=functions: functions)
+            *leaves, targets = inputs(dtype)
+            outputs = chunked(*leaves, targets, temperature)
+            results.append([*outputs, *gradients(outputs, leaves, use)])
+        bound = 1e-5 if dtype == torch.float32 else 2**-7  # a rounding of bfloat16 may go the other way
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound * float(theirs.detach().abs().max()))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+    assert graphs == 5, "sums of two dtypes; gradients of two dtypes, and without entropies"
+
+
+def test_where_nothing_can_be_compiled_a_gpu_gets_the_arithmetic_of_a_cpu_which_is_said_once(caplog):
+    compiled.cache_clear()
+    with torch._dynamo.config.patch(disable=True):
+        assert compiled("cuda") is compiled("cuda") is compiled("cpu") is None
+    compiled.cache_clear()
+    [record] = caplog.records
+    assert record.message.endswith("torch.compile failed (it is switched off)")

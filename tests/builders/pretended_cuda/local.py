@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen as varlen
 from device import Pretended, install, messages_of, waits
 from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
+from plain_varlen import flash_alone
 
 from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.local import TorchEngine, forward, generation, update
 from exgrpo_orlhf.engines.local.batch import Batch
-from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.objective import MixedPolicyLoss, token_stats
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
@@ -188,6 +191,24 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
     }
 
 
+def flash(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Attention without the kernel, which waits where that does not."""
+    before = waits.copy()
+    result = flash_alone(*args, **kwargs)
+    waits.clear()
+    waits.update(before)
+    return result
+
+
+def fuse() -> None:
+    """From now on statistics are computed as on a GPU, but not compiled, in blocks of 7 columns."""
+    token_stats.compiled = lambda device: (
+        None if device == "cpu" else (token_stats.block_sums, token_stats.block_gradient)
+    )
+    token_stats.COLUMNS = 7
+    shared.token_stats = partial(token_stats.token_stats, chunk_elements=1)
+
+
 def planted(cuda: Work, batch: MixedBatch) -> dict[str, str]:
     """The error messages if a tensor was left on the CPU."""
     stats, sample, tokens = shared.token_stats, generation.sample, update.TokenBatch
@@ -210,8 +231,12 @@ def main(model: Path, folder: Path) -> None:
     cpu = Work(model, "cpu", steps=1)
     batch = mixed_batch(cpu.engine)
     install()
-    figures = {"float32": in_float32(cpu, Work(model, "cuda", steps=1), batch, folder)}
+    varlen.varlen_attn = flash
+    float32 = Work(model, "cuda", steps=1)
+    figures: dict[str, Any] = {"float32": in_float32(cpu, float32, batch, folder)}
+    fuse()
     bfloat16 = Work(model, "cuda", "bfloat16")
+    figures["packs"] = [work.engine.forward.packs for work in (float32, bfloat16)]
     figures["bfloat16"] = in_bfloat16(Work(model, "cpu"), bfloat16, batch)
     figures["waits"] = waiting(bfloat16, batch)
     figures["planted"] = planted(bfloat16, batch)
