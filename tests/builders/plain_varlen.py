@@ -25,7 +25,7 @@ def varlen_attn(
     assert window_size == (-1, 0), "causal"
     assert query.dtype == key.dtype == value.dtype
     assert query_ends.dtype == key_ends.dtype == torch.int32
-    spans = [list(pairwise(ends.tolist())) for ends in (query_ends, key_ends)]
+    spans = [list(pairwise(ends.cpu().tolist())) for ends in (query_ends, key_ends)]
     assert [spans[0][-1][1], spans[1][-1][1]] == [len(query), len(key)]
     assert [max(end - begin for begin, end in each) for each in spans] == [most_queries, most_keys]
     assert enable_gqa or query.shape[1] == key.shape[1]

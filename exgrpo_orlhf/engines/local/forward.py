@@ -42,7 +42,7 @@ class PolicyForward:
         if self.packs:  # for good: a checkpointed layer calls attention again in the backward pass
             model.config._attn_implementation = PACKED
         elif self.one_call:
-            _warn_once("rows are padded, not packed: that needs flash attention and LocalEngine.dtype = 'bfloat16'")
+            _warn_once("rows are padded, not packed: that needs LocalEngine.dtype = 'bfloat16' and full attention")
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.compute_dtype == torch.float32:

@@ -1,7 +1,7 @@
 """Both engines' code for CUDA without a GPU: on a pretended device (pretended_cuda/device.py), in separate processes.
 
-Forward passes are bit-identical to the CPU's, because the same kernels run in the same order, with the same
-random numbers. Gradients differ by rounding, because for a tensor subclass torch uses other formulas in the backward
+In float32 forward passes are bit-identical to the CPU's, because the same kernels run in the same order, with the same
+random numbers. In bfloat16 rows are packed and statistics fused as on a GPU, without the kernels: they are plain Python. Gradients differ by rounding, because for a tensor subclass torch uses other formulas in the backward
 pass of silu.
 """
 
@@ -92,6 +92,10 @@ def test_in_bfloat16_the_local_engine_stays_near_float32_and_keeps_its_cache_in_
     assert figures["same responses"] > 0.5
 
 
+def test_rows_are_packed_in_bfloat16_and_padded_in_float32_which_flash_attention_does_not_take(local):
+    assert local["packs"] == {"float32": False, "bfloat16": True}
+
+
 def test_generation_waits_for_the_device_once_a_token_and_once_in_many_for_finite_logits(local):
     """The wait at each token determines which rows have not ended. With prompts of several lengths transformers waits
     once more, to find out whether it can leave out the mask."""
@@ -105,10 +109,8 @@ def test_an_update_waits_for_the_device_a_few_times_a_micro_batch_and_not_once_a
     policy, reference = local["waits"]["passes"]  # a pass of the reference with every micro-batch
     passes, steps = policy + reference, 2
     assert local["waits"]["update"] == {
-        "index": passes,  # the hidden states that predict response tokens
-        "index_put": reference,  # ... and their gradient
         "_to_copy": 2 * policy,  # log-probs and entropies
-        "_local_scalar_dense": passes + reference + steps,  # transformers: packed rows? ours: the loss, the norm
+        "_local_scalar_dense": reference + steps,  # the loss, the norm
     }
 
 
