@@ -1,8 +1,8 @@
 """Both engines' code for CUDA without a GPU: on a pretended device (pretended_cuda/device.py), in separate processes.
 
 In float32 forward passes are bit-identical to the CPU's, because the same kernels run in the same order, with the same
-random numbers. In bfloat16 rows are packed and statistics fused as on a GPU, without the kernels: they are plain Python. Gradients differ by rounding, because for a tensor subclass torch uses other formulas in the backward
-pass of silu.
+random numbers. Gradients differ by rounding, because for a tensor subclass torch uses other formulas in the backward
+pass of silu. In bfloat16 rows are packed and statistics fused as on a GPU, with plain Python instead of kernels.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_generation_waits_for_the_device_once_a_token_and_once_in_many_for_finit
 
 def test_an_update_waits_for_the_device_a_few_times_a_micro_batch_and_not_once_a_row(local):
     policy, reference = local["waits"]["passes"]  # a pass of the reference with every micro-batch
-    passes, steps = policy + reference, 2
+    steps = 2
     assert local["waits"]["update"] == {
         "_to_copy": 2 * policy,  # log-probs and entropies
         "_local_scalar_dense": reference + steps,  # the loss, the norm
