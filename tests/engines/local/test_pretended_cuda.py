@@ -68,7 +68,8 @@ def test_in_float32_the_local_engine_computes_on_cuda_what_it_does_on_a_cpu(loca
     """Scores, rollouts, answers with and without a temperature, an update with a KL term and checkpointed layers."""
     figures = local["float32"]
     assert figures["responses"], "rollouts and answers, token by token"
-    assert (figures["scores"], figures["policy"], figures["loss"]) == (0, 0, 0)
+    assert (figures["scores"], figures["policy"]) == (0, 0)
+    assert figures["loss"] < 2e-6, "with the gradient's norm, which is below 1"
     assert figures["gradient"] < 2e-6, "of its norm: a few roundings of float32, 6e-8 each, in two layers"
     # If the gradient is far above that, Adam's step differs only by its kernel: fused, or a loop.
     assert figures["weights"] < RATE / 200
