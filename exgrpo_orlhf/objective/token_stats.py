@@ -86,7 +86,7 @@ def compiled(device: str) -> Any:
     """`block_sums` and `block_gradient`, fused; None for a CPU, and if torch.compile fails, which is said once."""
     if device == "cpu":
         return None
-    options = {"compile_threads": 1}  # in this process: two small kernels need no pool of processes
+    options: Any = {"compile_threads": 1}  # in this process: two small kernels need no pool of processes
     try:
         if torch._dynamo.config.disable:
             raise RuntimeError("it is switched off")
