@@ -273,11 +273,10 @@ def test_shapes_and_temperatures_without_a_meaning_are_refused():
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 def test_compiled_the_arithmetic_of_a_gpu_gives_what_it_gives_uncompiled(monkeypatch):
-    """Compiled for this CPU, for blocks of 5 columns and for the last one of 2 alike."""
+    """Compiled for this CPU, in blocks of 5 columns and a last one of 2."""
     functions = block_sums, block_gradient
     made = functions, [torch.compile(function, dynamic=True) for function in functions]
     monkeypatch.setattr(token_stats_module, "COLUMNS", 5)
-    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for dtype, temperature, use in (
         (torch.float32, 1.0, (True, False)),
         (torch.float32, 0.7, BOTH),
@@ -292,8 +291,6 @@ def test_compiled_the_arithmetic_of_a_gpu_gives_what_it_gives_uncompiled(monkeyp
         bound = 1e-5 if dtype == torch.float32 else 2**-7  # a rounding of bfloat16 may go the other way
         for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound * float(theirs.detach().abs().max()))
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
-    assert graphs == 5, "sums of two dtypes; gradients of two dtypes, and without entropies"
 
 
 def test_where_nothing_can_be_compiled_a_gpu_gets_the_arithmetic_of_a_cpu_which_is_said_once(caplog):
