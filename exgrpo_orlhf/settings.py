@@ -238,8 +238,8 @@ class LocalEngine:
     dtype: of the computation; master weights and optimiser are float32 always. 'auto': float32 on a CPU, bfloat16 on
         a GPU
     threads: torch's CPU threads; more than the free cores is ruinous
-    micro_batch_tokens: tokens of one forward and backward pass: with their padding, or of packed rows (on a CPU, see
-        docs/dev/performance.md) each prompt once
+    micro_batch_tokens: tokens of one forward and backward pass: with their padding, or of packed rows (always on a GPU
+        if the model and the dtype allow it; on a CPU see docs/dev/performance.md) each prompt once
     sampler: 'loop' (torch, of any model), or 'vllm', in the same process, with the trainer's weights after every
         update; needs pip install '.[vllm]'. 'auto': vLLM on a GPU where it is installed, else the loop
     sampler_memory: share of the GPU's memory for vLLM, its weights included; above 0.5 it gives the memory back

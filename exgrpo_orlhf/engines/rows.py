@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..records import Actions, Rollout, Row, Trajectory
 
-MAX_PADDING = 0.05  # share of a batch's tokens
+MAX_PADDING = 0.05  # share of a batch's tokens; found on two virtual cores
 T = TypeVar("T")
 
 
@@ -36,9 +36,9 @@ class ForwardRow:
         return self.response if self.actions is None else self.response[self.actions]
 
 
-def micro_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[list[int]]:
+def micro_batches(rows: Sequence[ForwardRow], token_budget: int, padding: float = MAX_PADDING) -> Iterator[list[int]]:
     """Positions of rows, longest first, in batches whose padded size (rows × longest) stays within the budget and of
-    which at most 5 % is padding. A single row may exceed the budget.
+    which at most the share `padding` is padding. A single row may exceed the budget.
 
     On chains of 15 to 60 tokens four batches that are 96 % useful took 0.8 of the time of one that is 74 % useful.
     """
@@ -48,7 +48,7 @@ def micro_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[lis
         for i in order:
             useful += len(rows[i])
             padded = (n + 1) * longest
-            if n and (padded > token_budget or useful < (1 - MAX_PADDING) * padded):
+            if n and (padded > token_budget or useful < (1 - padding) * padded):
                 break
             n += 1
         yield order[:n]

@@ -16,10 +16,9 @@ from transformers import PreTrainedModel
 
 from .. import cache
 from ..engines.local.forward import PolicyForward
-from ..engines.local.packing import packed_batches
 from ..engines.local.placement import Recomputing, dtype_of
 from ..engines.local.products import large_layers
-from ..engines.rows import ForwardRow, micro_batches
+from ..engines.rows import ForwardRow
 from .optimiser_steps import optimiser_steps
 
 
@@ -50,7 +49,8 @@ class SupervisedTraining:
         machine = settings.machine
         self.forward = PolicyForward(model, 1.0, dtype_of(machine.dtype, model.device))
         # No prompt comes twice, but of a model with large products a packed pass takes 0.9 of the time of padded ones.
-        self._packs = self.forward.packs and bool(large_layers(model))
+        if large_layers(model):
+            self.forward.least_repeated = 0.0
         self._recomputing = Recomputing(model, machine.gradient_checkpointing)
         self._optimiser = torch.optim.AdamW(
             model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
@@ -73,9 +73,9 @@ class SupervisedTraining:
         """
         rows = [self.rows[i] for i in self.batch(step)]
         tokens, total = sum(len(row.response) for row in rows), 0.0
-        for part in (packed_batches if self._packs else micro_batches)(rows, self._settings.machine.micro_batch_tokens):
+        for part, pack in self.forward.batches(rows, self._settings.machine.micro_batch_tokens):
             with self._recomputing():
-                logprobs, _ = self.forward([rows[i] for i in part], self._packs)
+                logprobs, _ = self.forward([rows[i] for i in part], pack)
             loss = -logprobs.sum() / tokens
             loss.backward()
             total += float(loss.detach())

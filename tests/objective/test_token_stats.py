@@ -1,13 +1,25 @@
 """Log-probs and entropies in chunks against the plain computation over the whole logits."""
 
+import os
+import shutil
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from exgrpo_orlhf.objective import products
-from exgrpo_orlhf.objective.token_stats import token_stats
+from exgrpo_orlhf.objective import token_stats as token_stats_module
+from exgrpo_orlhf.objective.token_stats import block_gradient, block_sums, compiled, token_stats
 
 N, H, V = 23, 8, 37
+
+
+@pytest.fixture(params=["in place", "fused"])
+def arithmetic(request, monkeypatch):
+    """That of a CPU, and that of a GPU, not compiled, in blocks of 5 columns."""
+    if request.param == "fused":
+        monkeypatch.setattr(token_stats_module, "compiled", lambda device: (block_sums, block_gradient))
+        monkeypatch.setattr(token_stats_module, "COLUMNS", 5)
 
 
 def inputs(dtype=torch.float32, bias=True, seed=0, scale=1.0):
@@ -46,6 +58,7 @@ def gradients(outputs, leaves, use=(True, True)):
     return torch.autograd.grad(total, leaves)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("chunk", [1, 5, 23, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 @pytest.mark.parametrize("bias", [True, False])
@@ -69,6 +82,7 @@ def test_values_and_gradients_equal_the_plain_computation(chunk, temperature, bi
 BOTH, ALL = (True, True), (0, 1, 2)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize(
     ("use", "wanted"),
     [((True, False), ALL), ((False, True), ALL), (BOTH, (0,)), (BOTH, (1,)), (BOTH, (2,)), (BOTH, (0, 2))],
@@ -83,6 +97,7 @@ def test_an_output_used_alone_and_inputs_that_alone_need_a_gradient_have_the_pla
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("chunk", [1, 5, 23])
 def test_bfloat16_inputs_give_float32_values_and_close_bfloat16_gradients(chunk):
     """Against float32 from the same rounded inputs: one rounding of the logits and one of the gradient, no more."""
@@ -110,6 +125,7 @@ def test_bfloat16_weight_gradient_does_not_lose_the_later_chunks():
     assert torch.allclose(weight.grad.float(), expected, rtol=0.01)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("scale", [5.0, 30.0])
 def test_sharp_distributions_stay_exact(scale):
     """Logits of tens to hundreds, as a confident model has them: entropies near 0, log-probs far below."""
@@ -123,6 +139,7 @@ def test_sharp_distributions_stay_exact(scale):
         assert (a - b).abs().max() <= 2 * H * 2**-24 * largest
 
 
+@pytest.mark.usefixtures("arithmetic")
 def test_an_offset_common_to_all_logits_changes_nothing():
     """Softmax does not see it; e^(z + 100) would overflow, and a difference of two sums of its size would be coarse.
 
@@ -164,14 +181,16 @@ def sizes_of(function) -> tuple[int, int]:
     return max(recorder.sizes), max(kept)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_whole_logits_never_exist(temperature, dtype):
+def test_the_whole_logits_never_exist(temperature, dtype, monkeypatch):
     """No tensor, forward or backward, is larger than a chunk's logits; the plain computation shows the recorder works.
 
     What the forward pass keeps for the backward pass is smaller still.
     """
     n, h, v, chunk = 64, 3, 500, 4
+    monkeypatch.setattr(token_stats_module, "COLUMNS", 25)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(n, h, generator=generator).to(dtype).requires_grad_()
     weight = torch.randn(v, h, generator=generator).to(dtype).requires_grad_()
@@ -193,6 +212,7 @@ def test_a_block_is_never_narrower_than_the_hidden_states():
     assert largest == 4 * N * H > V * H
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_thousand_blocks_are_as_exact_as_one(temperature):
     """Rounding does not pile up over the blocks: values and gradients stay within a few units in the last place."""
@@ -212,6 +232,7 @@ def test_a_thousand_blocks_are_as_exact_as_one(temperature):
         assert (a - b).norm() < bound * b.norm()
 
 
+@pytest.mark.usefixtures("arithmetic")
 def test_bfloat16_hidden_gradient_does_not_lose_the_later_blocks():
     """500 blocks of two columns, each with the same share of the gradient."""
     v = 1000
@@ -247,3 +268,35 @@ def test_shapes_and_temperatures_without_a_meaning_are_refused():
     for temperature in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="temperature must be positive"):
             token_stats(hidden, weight, targets, temperature=temperature)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
+def test_compiled_the_arithmetic_of_a_gpu_gives_what_it_gives_uncompiled(monkeypatch):
+    """Compiled for this CPU, in blocks of 5 columns and a last one of 2."""
+    functions = block_sums, block_gradient
+    made = functions, [torch.compile(function, dynamic=True) for function in functions]
+    monkeypatch.setattr(token_stats_module, "COLUMNS", 5)
+    for dtype, temperature, use in (
+        (torch.float32, 1.0, (True, False)),
+        (torch.float32, 0.7, BOTH),
+        (torch.bfloat16, 0.7, BOTH),
+    ):
+        results = []
+        for functions in made:
+            monkeypatch.setattr(token_stats_module, "compiled", lambda device, functions=functions: functions)
+            *leaves, targets = inputs(dtype)
+            outputs = chunked(*leaves, targets, temperature)
+            results.append([*outputs, *gradients(outputs, leaves, use)])
+        bound = 1e-5 if dtype == torch.float32 else 2**-7  # a rounding of bfloat16 may go the other way
+        for ours, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound * float(theirs.detach().abs().max()))
+
+
+def test_where_nothing_can_be_compiled_a_gpu_gets_the_arithmetic_of_a_cpu_which_is_said_once(caplog):
+    compiled.cache_clear()
+    with torch._dynamo.config.patch(disable=True):
+        assert compiled("cuda") is compiled("cuda") is compiled("cpu") is None
+    compiled.cache_clear()
+    [record] = caplog.records
+    assert record.message.endswith("torch.compile failed (it is switched off)")

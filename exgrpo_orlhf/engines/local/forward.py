@@ -1,12 +1,15 @@
 """The policy's forward pass over rows of prompt and response: log-probs and entropies of the response tokens.
 
-Rows are padded, or on a CPU packed with each distinct prompt once where prompts are much of the work (`packing.py`).
+Rows are padded, or packed with each distinct prompt once (`packing.py`): on a CPU where prompts are much of the work.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -16,8 +19,10 @@ from transformers import PreTrainedModel
 from ...records import Measured
 from ...sampling.attention import PACKED, Unfit, attention_is, is_plain
 from ..model import changes_logits, response_stats
-from ..rows import ForwardRow, micro_batches, padded, probe_rows
+from ..rows import MAX_PADDING, ForwardRow, micro_batches, padded, probe_rows
 from .packing import WORTHWHILE, Packed, hidden_states, packed_batches, repeated_share
+
+_warn_once = cache(logging.getLogger(__name__).warning)  # a reference policy has the same cause
 
 
 class PolicyForward:
@@ -31,10 +36,13 @@ class PolicyForward:
         self.model, self.temperature, self.compute_dtype = model, temperature, compute_dtype
         self.device = model.device
         self._check()
-        # On a GPU an attention with a mask loses the flash kernel, and the gain was not measured.
-        self.packs = self.device.type == "cpu" and is_plain(model) and self._packs()
+        self.one_call = self.device.type != "cpu"  # attention of packed rows
+        self.least_repeated = 0.0 if self.one_call else WORTHWHILE  # share in copies of prompts
+        self.packs = is_plain(model) and self._packs()
         if self.packs:  # for good: a checkpointed layer calls attention again in the backward pass
             model.config._attn_implementation = PACKED
+        elif self.one_call:
+            _warn_once("rows are padded, not packed: that needs LocalEngine.dtype = 'bfloat16' and full attention")
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.compute_dtype == torch.float32:
@@ -44,8 +52,9 @@ class PolicyForward:
     def batches(self, rows: Sequence[ForwardRow], token_budget: int) -> Iterator[tuple[list[int], bool]]:
         """Positions of rows in batches of at most `token_budget` tokens, and whether to pack them. Of packed rows a
         prompt counts once, of others the padding too."""
-        pack = self.packs and repeated_share(rows) >= WORTHWHILE
-        for part in (packed_batches if pack else micro_batches)(rows, token_budget):
+        pack = self.packs and repeated_share(rows) >= self.least_repeated
+        limit = 1.0 if self.one_call else MAX_PADDING  # a GPU computes padding sooner than it starts another pass
+        for part in packed_batches(rows, token_budget) if pack else micro_batches(rows, token_budget, limit):
             yield part, pack
 
     def __call__(self, rows: Sequence[ForwardRow], pack: bool = False) -> tuple[Tensor, Tensor]:
@@ -56,7 +65,7 @@ class PolicyForward:
         """
         targets = torch.from_numpy(np.concatenate([row.targets for row in rows])).to(self.device, torch.long)
         with self.autocast():
-            hidden = hidden_states(self.model, Packed(rows, self.device)) if pack else self._padded(rows)
+            hidden = hidden_states(self.model, Packed(rows, self.device, self.one_call)) if pack else self._padded(rows)
         return self._stats(hidden.to(self.compute_dtype), targets)
 
     def _padded(self, rows: Sequence[ForwardRow]) -> Tensor:
@@ -97,9 +106,28 @@ class PolicyForward:
         try:
             with attention_is(self.model, PACKED):
                 packed = hidden_states(self.model, Packed(rows, self.device))
+                same = torch.allclose(packed, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+                return same and (not self.one_call or self._only_rounds(rows))
         except (Unfit, RuntimeError):
             return False
-        return torch.allclose(packed, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+    @torch.enable_grad()
+    def _only_rounds(self, rows: Sequence[ForwardRow]) -> bool:
+        """Whether attention in one call changes hidden states, and a gradient of theirs in the embedded tokens, by at
+        most three times what the compute dtype changes where attention has tables."""
+        embedding = self.model.get_input_embeddings()
+
+        def results(one_call: bool) -> list[Tensor]:
+            packed = Packed(rows, self.device, one_call)
+            embedded = embedding(packed.ids).detach().requires_grad_()
+            with patch.object(embedding, "forward", lambda *_, **__: embedded):
+                hidden = hidden_states(self.model, packed)
+            return [hidden, *torch.autograd.grad(hidden.sin().sum(), embedded)]
+
+        exact = results(one_call=False)
+        with self.autocast():
+            ours, rounded = results(one_call=True), results(one_call=False)
+        return all((a - e).norm() <= 3 * (b - e).norm() for a, b, e in zip(ours, rounded, exact, strict=True))
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """Rows of prompt and response in one sequence, each distinct prompt once: [prompt, response, response …, prompt …].
 
 The K rows of a question share its prompt. Padded rows compute it K times; with short responses that is most of the work
-of an update. Here embeddings, projections and MLPs see each token once and no padding. Attention has two parts: prompts
-attend to themselves, responses to their prompt and themselves, never to each other. The gradients of a question's rows
-add up in the prompt's keys and values, and in the hidden state that predicts their first tokens.
+of an update. Here embeddings, projections and MLPs see each token once and no padding. Prompts attend to themselves,
+responses to their prompt and themselves, never to each other: on a CPU in tables, on a GPU in one call. The gradients
+of a question's rows add up in the prompt's keys and values, and in the hidden state that predicts their first tokens.
 
 The model's own modules do the rest: this is an attention function (`AttentionInterface`) and the position of each token
 within its row.
@@ -26,8 +26,8 @@ from transformers.masking_utils import sdpa_mask
 from ...sampling.attention import PACKED, Unfit, refuse
 from ..rows import ForwardRow
 
-# Rows are packed where copies of prompts are at least this share of their tokens, which is about what packing saves.
-# With less, as in runs with long responses or of the chain models (a quarter), they are padded.
+# On a CPU rows are packed where copies of prompts are at least this share of their tokens, which is about what packing
+# saves. With less, as in runs with long responses or of the chain models (a quarter), they are padded. (Two cores.)
 WORTHWHILE = 1 / 3
 SHORTEST = 0.75  # of a table's longest span: the rest of the table is padding
 
@@ -109,15 +109,40 @@ class Table:
         return self._masks[grouped, dtype]
 
 
+class OneCall:
+    """Attention of all spans, in the sequence's order, in one call: flash attention, for GPUs and half precision.
+
+    places: (M,), of each span's keys in the packed sequence, its context and itself, one span after another
+    ends: int32 (S + 1,), of the S spans' queries, and of their keys; longest: the most queries, and keys, of a span
+    """
+
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+        places = [np.r_[x.context : x.context + x.context_length, x.begin : x.begin + x.length] for x in spans]
+        lengths = [x.length for x in spans], [*map(len, places)]
+        self.places = torch.from_numpy(np.concatenate(places)).to(device)
+        self.ends = [torch.from_numpy(np.cumsum([0, *each], dtype=np.int32)).to(device) for each in lengths]
+        self.longest = [max(each) for each in lengths]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Any:
+        """query: (N, H·G, D); key, value: (N, H, D) → (N, H·G, D). Raises RuntimeError for what the kernel lacks."""
+        from torch.nn.attention.varlen import varlen_attn
+
+        # Keys are gathered in float32, in which the gradients of a prompt's copies are added up.
+        key, value = (x.float().index_select(0, self.places).to(query.dtype) for x in (key, value))
+        causal: Any = {"window_size": (-1, 0), "enable_gqa": True}  # a span's last query sees its last key
+        return varlen_attn(query, key, value, *self.ends, *self.longest, scale=scaling, **causal)
+
+
 class Packed:
     """The packed sequence of some rows, N tokens. A response's last token predicts nothing and is left out.
 
     ids, positions: (1, N); predicts: (A,), places of the tokens that predict the rows' actions, end to end
     tables: of the attention; order: (N,), where each token stands in the tables' queries, one after another
+    one_call: the attention instead of tables, or None
     mask: (1, 1, N, N), for the model, which then makes none of its own: `attention` does not read it
     """
 
-    def __init__(self, rows: Sequence[ForwardRow], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[ForwardRow], device: torch.device, one_call: bool = False) -> None:
         ids: list[npt.NDArray[np.int64]] = []
         positions: list[npt.NDArray[np.int64]] = []
         predicts: dict[int, npt.NDArray[np.int64]] = {}
@@ -137,8 +162,9 @@ class Packed:
                     ids.append(rows[i].response[:-1].astype(np.int64))
                     positions.append(np.arange(prompt.length, prompt.length + length))
                     end += length
+        self.one_call = OneCall(sorted(prompts + responses), device) if one_call else None
         order, begin, self.tables = np.zeros(end, np.int64), 0, []
-        for spans in (*_alike(prompts), *_alike(responses)):
+        for spans in () if one_call else (*_alike(prompts), *_alike(responses)):
             table = Table(spans, device)
             rows_of, width = table.shape
             for i, span in enumerate(spans):
@@ -183,8 +209,11 @@ def attention(
     heads = key.shape[1]
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads, D)
     grouped = query.shape[1] // heads
-    # Autocast would convert a float32 mask in every layer.
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    # Autocast would convert a float32 mask in every layer, and does not know attention in one call.
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    if packed.one_call is not None:
+        return packed.one_call(query.to(dtype), key, value, scaling)[None], None
     results = []
     for table in packed.tables:
         rows, width = table.shape

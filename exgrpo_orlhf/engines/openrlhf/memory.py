@@ -73,6 +73,8 @@ def checkpoint_bytes(parameters: int, trained: int) -> int:
 
 def memory_of(experiment: Experiment, config: PretrainedConfig, total: float) -> Memory:
     """The sums for a model with the experiment's layout on GPUs of `total` bytes."""
+    from ...objective.token_stats import COLUMNS  # torch with it
+
     flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}  # defaults: OpenRLHF 0.11.2's
     text, lora = config.get_text_config(), experiment.lora
     parameters, trained = parameters_of(config, lora)
@@ -105,10 +107,10 @@ def memory_of(experiment: Experiment, config: PretrainedConfig, total: float) ->
     # With gradient checkpointing the inputs of all layers, and one layer computed again.
     checkpointed = text.num_hidden_layers * update_tokens * text.hidden_size * 2 + layer
     activations = checkpointed if flags.get("actor.gradient_checkpointing_enable") else text.num_hidden_layers * layer
-    # token_stats: blocks of logits in float32, hidden states and a block in bf16; in bf16 the gradient of the output
-    # layer, and of an embedding that is the same weight.
-    gradient_copies = 0 if lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
-    log_probs = update_tokens * text.hidden_size * 20 + 2 * text.vocab_size * text.hidden_size * gradient_copies
+    # token_stats: in bf16 a block of logits and its gradient, the hidden states, a block's part of their gradient and
+    # the whole; its sum in float32; in bf16 the gradient of the output layer, and of an embedding that is tied to it.
+    copies = 0 if lora.rank is not None else 2 if getattr(config, "tie_word_embeddings", False) else 1
+    log_probs = update_tokens * (4 * COLUMNS + 10 * text.hidden_size) + 2 * text.vocab_size * text.hidden_size * copies
 
     stays = {"the policy": weights, **beside} if colocated else {}
     if colocated and not flags.get("ds.enable_sleep") and not offloaded:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen as varlen
 from device import Pretended, install, messages_of, waits
 from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
+from plain_varlen import flash_alone
 
 from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.local import TorchEngine, forward, update
-from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.objective import MixedPolicyLoss, token_stats
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.sampling import generation
@@ -47,7 +50,9 @@ class Work:
         sampling = Sampling(max_response_tokens=24, temperature=0.9)
         settings: dict[str, Any] = {"settings": self.settings, "optimizer": optimizer, "sampling": sampling}
         with self.here():
-            return make_engine(self.model, **settings, reference=True, **more)
+            engine = make_engine(self.model, **settings, reference=True, **more)
+        engine.forward.one_call = True  # no limit on padding, on a CPU too
+        return engine
 
     def score(self) -> list[float]:
         rng, chains = np.random.default_rng(1), questions(6)
@@ -190,6 +195,24 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
     }
 
 
+def flash(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Attention without the kernel, which waits where that does not."""
+    before = waits.copy()
+    result = flash_alone(*args, **kwargs)
+    waits.clear()
+    waits.update(before)
+    return result
+
+
+def fuse() -> None:
+    """From now on statistics are computed as on a GPU, but not compiled, in blocks of 7 columns."""
+    token_stats.compiled = lambda device: (
+        None if device == "cpu" else (token_stats.block_sums, token_stats.block_gradient)
+    )
+    token_stats.COLUMNS = 7
+    shared.token_stats = partial(token_stats.token_stats, chunk_elements=1)
+
+
 def planted(cuda: Work, batch: MixedBatch) -> dict[str, str]:
     """The error messages if a tensor was left on the CPU."""
     stats, sample, tokens = shared.token_stats, generation.sample, update.TokenBatch
@@ -212,8 +235,12 @@ def main(model: Path, folder: Path) -> None:
     cpu = Work(model, "cpu", steps=1)
     batch = mixed_batch(cpu.engine)
     install()
-    figures = {"float32": in_float32(cpu, Work(model, "cuda", steps=1), batch, folder)}
+    varlen.varlen_attn = flash
+    float32 = Work(model, "cuda", steps=1)
+    figures: dict[str, Any] = {"float32": in_float32(cpu, float32, batch, folder)}
+    fuse()
     bfloat16 = Work(model, "cuda", "bfloat16")
+    figures["packs"] = {work.settings.dtype: work.engine.forward.packs for work in (float32, bfloat16)}
     figures["bfloat16"] = in_bfloat16(Work(model, "cpu"), bfloat16, batch)
     figures["waits"] = waiting(bfloat16, batch)
     figures["planted"] = planted(bfloat16, batch)

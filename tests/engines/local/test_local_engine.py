@@ -86,6 +86,16 @@ def test_little_of_a_micro_batch_is_padding(budget):
     assert len(batches) < 300 or budget == 1
 
 
+def test_without_a_limit_on_padding_a_micro_batch_is_as_full_as_the_budget_allows():
+    rng = np.random.default_rng(0)
+    rows = [ForwardRow([1], np.ones(int(n), np.int32)) for n in rng.geometric(0.02, 300)]
+    batches = list(micro_batches(rows, 4000, padding=1.0))
+    assert sorted(i for batch in batches for i in batch) == list(range(300))
+    sizes = [(len(batch), len(rows[batch[0]])) for batch in batches]
+    assert all(count * longest <= 4000 < (count + 1) * longest for count, longest in sizes[:-1])
+    assert len(batches) < len(list(micro_batches(rows, 4000))) / 2
+
+
 # -- sampling ---------------------------------------------------------------------------------------------------------
 
 

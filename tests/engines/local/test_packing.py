@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen as varlen
 from engine_builders import (
     SMALL,
     SMALL_GPT2,
@@ -20,6 +21,7 @@ from engine_builders import (
     use_sgd,
     weights,
 )
+from plain_varlen import varlen_attn
 from transformers import (
     AutoModelForCausalLM,
     DogeConfig,
@@ -50,6 +52,13 @@ SHARP = {**SMALL, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_he
 LLAMA = LlamaConfig(**SHARP)
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 SAME = 1e-5  # relative to the largest
+
+
+@pytest.fixture(params=["tables", "one call"])
+def one_call(request, monkeypatch) -> bool:
+    """Whether attention is that of a GPU, computed here without the kernel."""
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    return request.param == "one call"
 
 
 def model_of(config):
@@ -101,10 +110,11 @@ def gradients(model, values: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     ids=["llama", "qwen2", "qwen3", "gpt2"],
 )
 @pytest.mark.parametrize("rows", [MIXED, EPISODES], ids=["responses", "episodes"])
-def test_statistics_and_gradients_equal_those_of_padded_rows(config, rows):
+def test_statistics_and_gradients_equal_those_of_padded_rows(config, rows, one_call):
     model = model_of(config)
     forward = PolicyForward(model, 0.8, torch.float32)
     assert forward.packs
+    forward.one_call = one_call
     expected = forward(rows)
     slopes = gradients(model, expected)
     outputs = forward(rows, pack=True)
@@ -119,16 +129,16 @@ def test_statistics_and_gradients_equal_those_of_padded_rows(config, rows):
 class GoesOn(Packed):
     """A fault: the positions of a response go on from the response before it."""
 
-    def __init__(self, rows, device):
-        super().__init__(rows, device)
+    def __init__(self, rows, device, one_call=False):
+        super().__init__(rows, device, one_call)
         self.positions = torch.arange(self.ids.shape[1])[None]
 
 
 class OneSequence(Packed):
     """A fault: plain causal attention, so that a response sees the responses before it."""
 
-    def __init__(self, rows, device):
-        super().__init__(rows, device)
+    def __init__(self, rows, device, one_call=False):
+        super().__init__(rows, device, one_call)
         length = self.ids.shape[1]
         self.tables, self.order = [Table([Span(0, length)], device)], torch.arange(length)
 
@@ -136,8 +146,8 @@ class OneSequence(Packed):
 class NextPrompt(Packed):
     """A fault: the first token of each response is predicted from the place before it, which is another response's."""
 
-    def __init__(self, rows, device):
-        super().__init__(rows, device)
+    def __init__(self, rows, device, one_call=False):
+        super().__init__(rows, device, one_call)
         first = np.cumsum([0, *(len(row.response) for row in rows)])[:-1]
         for at, row in zip(first, rows, strict=True):
             if len(row.response) > 1:
@@ -151,6 +161,27 @@ def test_a_fault_in_the_packing_shows_in_the_statistics_and_in_the_comparison_at
     monkeypatch.setattr(forward_module, "Packed", fault)
     assert (forward(MIXED, pack=True)[0] - expected).abs().max() > 0.1
     assert not PolicyForward(forward.model, 1.0, torch.float32).packs
+
+
+def sees_too_little(query, key, value, ends, *rest, **more):
+    """A fault: the first query of a span sees its first key alone, which is a prompt's."""
+    begins = zip(ends.tolist(), rest[0].tolist(), ends.tolist()[1:], strict=False)
+    keys = torch.cat([torch.arange(first, first + end - begin) for begin, first, end in begins])
+    return varlen_attn(query, key[keys], value[keys], ends, ends, rest[1], rest[1], **more)
+
+
+def loses_a_gradient(query, key, *rest, **more):
+    return varlen_attn(query, key.detach(), *rest, **more)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "right"), [(varlen_attn, True), (sees_too_little, False), (loses_a_gradient, False)]
+)
+@pytest.mark.parametrize("trained", [True, False], ids=["policy", "reference"])
+def test_a_fault_of_the_kernel_shows_in_the_comparison_at_load(kernel, right, trained, monkeypatch):
+    forward = PolicyForward(model_of(LLAMA).requires_grad_(trained), 1.0, torch.bfloat16)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    assert forward._only_rounds(MIXED) == right
 
 
 @pytest.mark.parametrize(
@@ -320,10 +351,11 @@ def test_an_update_of_several_steps_and_passes_equals_that_of_padded_rows(sharp_
             assert values == pytest.approx(expected, abs=1e-4)
 
 
-def test_gradient_checkpointing_computes_packed_rows_again_as_they_were(sharp_model):
+def test_gradient_checkpointing_computes_packed_rows_again_as_they_were(sharp_model, one_call):
     """In the backward pass, also with a padded pass of the same model in between."""
     model = AutoModelForCausalLM.from_pretrained(sharp_model)
     forward = PolicyForward(model, 1.0, torch.float32)
+    forward.one_call = one_call
     expected = gradients(model, forward(MIXED))
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in model.model.layers:
@@ -334,11 +366,12 @@ def test_gradient_checkpointing_computes_packed_rows_again_as_they_were(sharp_mo
     assert_same(gradients(model, values), expected)
 
 
-def test_bfloat16_rounds_packed_rows_as_much_as_padded_ones(sharp_model):
+def test_bfloat16_rounds_packed_rows_as_much_as_padded_ones(sharp_model, one_call):
     model = AutoModelForCausalLM.from_pretrained(sharp_model)
     exact = PolicyForward(model, 1.0, torch.float32)(MIXED)
     slopes = torch.cat([slope.flatten() for slope in gradients(model, exact)])
     rounded = PolicyForward(model, 1.0, torch.bfloat16)
+    rounded.one_call = one_call
     errors, angles = [], []
     for pack in (False, True):
         values = rounded(MIXED, pack)
