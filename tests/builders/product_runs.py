@@ -204,15 +204,17 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         "http": small(chain, "Verifier.kind = 'http'", f"Verifier.url = ({url!r}, {url!r})"),
         "ahead": chains(
             "train.generate_ahead = True", "train.verify_checkpoint = False", "Optimizer.schedule = 'linear'",
-            "Optimizer.decay_steps = 9", "MixedPolicyLoss.normalizer = 'tokens'", "TrajectorySelector.by = 'perplexity'",
+            "Optimizer.decay_steps = 9", "MixedPolicyLoss.normalizer = 'tokens'",
+            "TrajectorySelector.by = 'perplexity'",
             "ReplayMixer.start_at_accuracy = 0.0", "ReplayMixer.collect_before_start = True",
             "QuestionSampler.unit = 'successes'", "QuestionSampler.weight = 'question'",
         ),
         "sequences": chains(
             "MixedPolicyLoss.ratio = 'sequence'", "MixedPolicyLoss.normalizer = 'sequences'",
-            "GroupAdvantages.scale_by_std = True", "GroupAdvantages.std_over = 'batch'", "Optimizer.schedule = 'cosine'",
-            "Optimizer.decay_steps = 9", "TrajectorySelector.by = 'length'", "TrajectorySelector.prefer = 'highest'",
-            "QuestionSampler.partition = 'level'", "FreshSampler.by = 'accuracy'", "RetirementPolicy.leaves_fresh = True",
+            "GroupAdvantages.scale_by_std = True", "GroupAdvantages.std_over = 'batch'",
+            "Optimizer.schedule = 'cosine'", "Optimizer.decay_steps = 9", "TrajectorySelector.by = 'length'",
+            "TrajectorySelector.prefer = 'highest'", "QuestionSampler.partition = 'level'",
+            "FreshSampler.by = 'accuracy'", "RetirementPolicy.leaves_fresh = True",
         ),
         "weights": chains(
             "MixedPolicyLoss.shaping = False", "MixedPolicyLoss.importance_weights = False",
@@ -228,8 +230,9 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         ),
         "revisits": chains(
             "ReplayMixer.fresh_beside = 'unless_solved'", "ReplayMixer.late_injection = 'selected'",
-            "ReplayMixer.store_up_to = 'one_success'", "DynamicSampling.masks = True", "DynamicSampling.min_reward = 0.1",
-            "Tracking.enabled = True", "Tracking.system_metrics = True", f"Tracking.uri = 'sqlite:///{folder}/mlflow.db'",
+            "ReplayMixer.store_up_to = 'one_success'", "DynamicSampling.masks = True",
+            "DynamicSampling.min_reward = 0.1", "Tracking.enabled = True", "Tracking.system_metrics = True",
+            f"Tracking.uri = 'sqlite:///{folder}/mlflow.db'",
         ),
         "sound": small(
             chain, "ReplayMixer.only_sound = True", "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'"
@@ -262,7 +265,8 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         ),
         "hub": texts(
             "sums", "math", "Work.questions = @QuestionHub()", "Work.validation = @validation/QuestionHub()",
-            *hub, "QuestionHub.held_out = 4", "QuestionHub.part = 'train'", "validation/QuestionHub.part = 'validation'",
+            *hub, "QuestionHub.held_out = 4", "QuestionHub.part = 'train'",
+            "validation/QuestionHub.part = 'validation'",
         ),
         "all": texts(
             "sums", "math", "Work.validation = None", "QuestionFile.part = 'all'", "QuestionFile.held_out = 0"

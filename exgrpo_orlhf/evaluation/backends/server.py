@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import httpx
 
+from ...rewards.answer import warn_once
 from ...rewards.server import error_text
 from . import GO_ON, EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
@@ -130,8 +131,8 @@ class ServerEngine:
         try:
             content = answer.json()
             (choice,), usage = content["choices"], content["usage"]
-            # A reasoning model that was truncated while thinking has no content.
-            text = choice["text"] if self.api == "completions" else choice["message"]["content"] or ""
+            message = {"content": choice["text"]} if self.api == "completions" else choice["message"]
+            text = message["content"] or ""  # there is none of a reasoning model that was truncated while thinking
             finish, tokens, of_prompt = choice["finish_reason"], usage["completion_tokens"], usage["prompt_tokens"]
         except (ValueError, KeyError, TypeError) as error:
             raise EngineFailure(
@@ -144,6 +145,12 @@ class ServerEngine:
             raise EngineFailure(
                 f"{where}: {self._where} counts {of_prompt} tokens in a prompt of {len(request.prompt_ids)}: it adds "
                 "tokens or has another tokenizer; --api chat lets it render"
+            )
+        if not text and (message.get("reasoning_content") or message.get("reasoning")):
+            warn_once(
+                f"the reasoning_content of responses of {self._where} without content, such as {where} (ended by "
+                f"{finish!r}): they count as no answer; raise --max-tokens where they are truncated, or start the "
+                "server without its reasoning parser"
             )
         return Response(request, text, tokens, finish, None if self.api == "completions" else of_prompt)
 
