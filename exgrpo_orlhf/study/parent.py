@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files import write
+from ..redaction import redacted
 from ..settings import Tracking
 from ..tracking.client import LOG_TAG, address, all_runs, connect, experiment_id, first_line, tagged_run
 from ..tracking.metrics_log import STEP_METRIC
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PARENT_TAG = "mlflow.parentRunId"
+PLANNED = "planned"  # tag of the parent: the seeds of each variant, as JSON
 _SUITE_TAG = "suite_id"  # of the parent: by it a group's folder finds its parent again
 
 
@@ -36,8 +39,11 @@ class Parent:
         self._experiment = ""
         self._is_reported = False
 
-    def open(self, tags: Mapping[str, str]) -> None:
-        """Find the parent or make it. Its identity is written first, so a kill in between makes no second one."""
+    def open(self, tags: Mapping[str, str], runs: Sequence[StudyRun]) -> None:
+        """Find the parent or make it. Its identity is written first, so a kill in between makes no second one.
+
+        runs: that are planned, beside those of earlier calls
+        """
         if not self._settings.enabled:
             return
         with self._outages_reported():
@@ -51,8 +57,11 @@ class Parent:
                 self._experiment, tags={"group": self._group, _SUITE_TAG: identity}, run_name=self._group
             )
             self._client, self.id = client, str(run.info.run_id)
-            for name, value in tags.items():
-                client.set_tag(self.id, name, value)
+            seeds: dict[str, list[int]] = json.loads(run.data.tags.get(PLANNED, "{}"))
+            for each in runs:
+                seeds[each.variant.name] = sorted({*seeds.get(each.variant.name, ()), each.seed})
+            for name, value in {**tags, PLANNED: json.dumps(seeds)}.items():
+                client.set_tag(self.id, name, str(redacted(name, value)))
             client.update_run(self.id, status="RUNNING")
 
     def lacking(self, runs: Sequence[StudyRun]) -> list[StudyRun]:

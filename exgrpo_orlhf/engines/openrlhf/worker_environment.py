@@ -75,8 +75,8 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def wrong_arch_list(environ: Mapping[str, str]) -> str | None:
-    """What is wrong with TORCH_CUDA_ARCH_LIST, or None: by it DeepSpeed 0.19.6 builds its Adam, minutes after the start,
-    and of what torch takes it reads numbers alone. environ: the variables of the process that builds"""
+    """What is wrong with TORCH_CUDA_ARCH_LIST, or None. DeepSpeed 0.19.6 builds its Adam by it, minutes after a start,
+    and reads numbers alone, while torch takes letters too. environ: the variables of the process that builds"""
     entries = environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
     unread = [entry for entry in entries if entry and not re.fullmatch(r"\d+\.\d+(\+PTX)?", entry)]
     if not unread:

@@ -148,9 +148,8 @@ class ServerEngine:
             )
         if not text and (message.get("reasoning_content") or message.get("reasoning")):
             warn_once(
-                f"the reasoning_content of responses of {self._where} without content, such as {where} (ended by "
-                f"{finish!r}): they count as no answer; raise --max-tokens where they are truncated, or start the "
-                "server without its reasoning parser"
+                f"the reasoning_content of responses of {self._where} without content: they count as no answer; raise "
+                "--max-tokens where they are truncated, or start the server without its reasoning parser"
             )
         return Response(request, text, tokens, finish, None if self.api == "completions" else of_prompt)
 

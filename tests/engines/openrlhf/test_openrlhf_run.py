@@ -258,6 +258,16 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
     assert all("policy/truncated_share" in row for row in done[1:])
 
 
+def test_a_signal_while_the_engines_start_ends_the_start(warm_model, tmp_path):
+    run = tmp_path / "run"
+    process = start(run, False, *bindings(warm_model))
+    wait_until(lambda: any("RolloutRayActor" in " ".join(one.cmdline()) for one in of_session(process)), LONG, process)
+    process.send_signal(signal.SIGINT)
+    log = finish(process, run, 128 + signal.SIGINT)
+    assert "error: " not in log
+    assert not (run / "config.gin").exists(), "no training loop had begun"
+
+
 def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, monkeypatch):
     run = tmp_path / "run"
     run.mkdir()
