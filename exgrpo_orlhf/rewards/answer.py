@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from ..metric_names import allowed_name
 from ..records import Message, Verdict
-from ..tracking.metrics_log import allowed_name
 
 log = logging.getLogger(__name__)
 

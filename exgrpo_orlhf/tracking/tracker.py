@@ -21,12 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..metric_names import check_name
 from ..questions.reading import fingerprint
 from ..records import Question
 from ..redaction import redacted, without_password
 from ..settings import Tracking
 from .client import LOG_TAG, address, connect, experiment_id, find_run, first_line, load, page, tagged_run
-from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog, check_name
+from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 from http_server import http_server
 
+from exgrpo_orlhf.metric_names import check_name
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import GradingError, NoGrader, Verifier, server
-from exgrpo_orlhf.tracking.metrics_log import check_name
 
 QUESTION = Question.make("here", "2 + 2 = ", "4")
 CLOSE = {"connection": "close"}  # no connection is kept: a server that has ended answers nothing
