@@ -18,6 +18,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.config import build
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.templates import TEMPLATES
+from exgrpo_orlhf.settings import LocalEngine
 from exgrpo_orlhf.tasks.modular_chains import PRESETS
 
 # Kinds that a text names. The others are annotated: Literal and bool.
@@ -167,7 +168,7 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
     def chains(*more: str) -> list[str]:
         return small(chain, *by_chance(folder), *more)
 
-    def texts(file: str, kind: str, *more: str, **prompts: Any) -> list[str]:
+    def texts(file: str, kind: str, *more: str) -> list[str]:
         about = ["answer = 'gold'", "source = None", "meta = ('options', 'tests')", "held_out = 4"]
         about += [f"path = '{folder}/{file}.jsonl'"]
         return small(
@@ -197,17 +198,18 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
     ]
     made = [f"ChainModel.{each}" for each in (f"cache = '{folder}/cache'", "steps = 1", "width = 32", "layers = 1")]
     made += ["Work.model = @ChainModel()"]
+    calculator = ["Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)"]
     gym = ["tasks = 'spell_backward'", "settings = {'min_word_len': 4, 'max_word_len': 9}"]
+    samplers = values_of(typing.get_type_hints(LocalEngine).get("sampler"))
     return {
+        **{f"sampler {name}": chains(f"LocalEngine.sampler = {name!r}") for name in samplers if name != "auto"},
         # The algorithm, on questions that half of the responses solve
         "plain": chains(),
         "http": small(chain, "Verifier.kind = 'http'", f"Verifier.url = ({url!r}, {url!r})"),
         "ahead": chains(
             "train.generate_ahead = True", "train.verify_checkpoint = False", "Optimizer.schedule = 'linear'",
             "Optimizer.decay_steps = 9", "MixedPolicyLoss.normalizer = 'tokens'",
-            "TrajectorySelector.by = 'perplexity'",
             "ReplayMixer.start_at_accuracy = 0.0", "ReplayMixer.collect_before_start = True",
-            "QuestionSampler.unit = 'successes'", "QuestionSampler.weight = 'question'",
         ),
         "sequences": chains(
             "MixedPolicyLoss.ratio = 'sequence'", "MixedPolicyLoss.normalizer = 'sequences'",
@@ -239,12 +241,9 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         ),
         "steps": small(chain, "Verifier.kind = 'chain_steps'"),
         # Models that are made, and episodes
-        **{
-            preset: small(chain, *made, f"ChainModel.preset = {preset!r}", f"Environment.reward = {reward!r}", *episode)
-            for i, preset in enumerate(PRESETS)
-            for reward in (("environment", "verifier")[i % 2],)
-            for episode in (["Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)"],)
-        },
+        **{preset: small(chain, *made, f"ChainModel.preset = {preset!r}") for preset in PRESETS},
+        "episodes": small(chain, *calculator),
+        "graded episodes": small(chain, *calculator, "Environment.reward = 'verifier'"),
         # Text
         "exact": texts("boxes", "exact"),
         "choice": texts("choices", "choice", "Prompts.template = 'chat'"),
@@ -253,7 +252,9 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         "code": texts("sums", "code", "Prompts.template = 'think_answer'"),
         "thoughts": texts("sums", "math", "Verifier.format = 'think_answer'", "ReplayMixer.rho = 0"),
         "experts": texts(
-            "sums", "math", f"Work.experience = '{folder}/worked.jsonl'", "ReplayMixer.collects = False"
+            "sums", "math", f"Work.experience = '{folder}/worked.jsonl'", "ReplayMixer.collects = False",
+            "TrajectorySelector.by = 'perplexity'", "QuestionSampler.unit = 'successes'",
+            "QuestionSampler.weight = 'question'",
         ),
         "supervised": texts("sums", "math", *supervised),
         "supervised_linear": texts(
