@@ -68,9 +68,7 @@ def examine_node(folder: Path) -> Iterator[Finding]:
     yield driver(compute=False)
     yield disk(folder, None, 1)
     yield shared_memory()
-    if wrong := wrong_arch_list(os.environ):
-        yield Finding("kernels", "failed", wrong, "set it before ray start")
-    yield locks()
+    yield architectures() or locks()
 
 
 def versions() -> Finding:
@@ -203,8 +201,8 @@ def kernels(adam_offload: bool) -> Finding:
     of a killed build."""
     import torch
 
-    if torch.version.cuda and (wrong := wrong_arch_list(os.environ)):
-        return Finding("kernels", "failed", wrong, "set it for the run, or before ray start on every node")
+    if wrong := architectures():
+        return wrong
     if (lock := locks()).outcome == "failed":
         return lock
     if torch.version.cuda is None:
@@ -218,6 +216,16 @@ def kernels(adam_offload: bool) -> Finding:
         remedy = f"install the CUDA toolkit {torch.version.cuda} and point CUDA_HOME to it on every node"
         return Finding("kernels", "failed", f"{name} fails: {last}", f"{remedy}, before ray start")
     return Finding("kernels", "ok", f"{name}: built or found in {time.perf_counter() - begin:.0f} s")
+
+
+def architectures() -> Finding | None:
+    """A TORCH_CUDA_ARCH_LIST that DeepSpeed cannot read, where there is something to build."""
+    from torch.version import cuda
+
+    wrong = wrong_arch_list(os.environ) if cuda else None
+    if wrong is None:
+        return None
+    return Finding("kernels", "failed", wrong, "set it for the run, or before ray start on every node")
 
 
 def locks() -> Finding:
