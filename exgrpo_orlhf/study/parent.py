@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PARENT_TAG = "mlflow.parentRunId"
-PLANNED = "planned"  # tag of the parent: the seeds of each variant, as JSON
-_SUITE_TAG = "suite_id"  # of the parent: by it a group's folder finds its parent again
+PLANNED = "planned/"  # tags of the parent, a variant's name behind it: the seeds
+SUITE_TAG = "suite_id"  # of the parent: by it a group's folder finds its parent again
 
 
 class Parent:
@@ -53,15 +52,16 @@ class Parent:
             if not path.exists():
                 write(path, uuid.uuid4().hex)
             identity = path.read_text(encoding="ascii")
-            run = tagged_run(client, [self._experiment], _SUITE_TAG, identity) or client.create_run(
-                self._experiment, tags={"group": self._group, _SUITE_TAG: identity}, run_name=self._group
+            run = tagged_run(client, [self._experiment], SUITE_TAG, identity) or client.create_run(
+                self._experiment, tags={"group": self._group, SUITE_TAG: identity}, run_name=self._group
             )
             self._client, self.id = client, str(run.info.run_id)
-            seeds: dict[str, list[int]] = json.loads(run.data.tags.get(PLANNED, "{}"))
+            seeds = {name: {*value.split()} for name, value in run.data.tags.items() if name.startswith(PLANNED)}
             for each in runs:
-                seeds[each.variant.name] = sorted({*seeds.get(each.variant.name, ()), each.seed})
-            for name, value in {**tags, PLANNED: json.dumps(seeds)}.items():
-                client.set_tag(self.id, name, str(redacted(name, value)))
+                seeds.setdefault(PLANNED + each.variant.name, set()).add(str(each.seed))
+            planned = {name: " ".join(sorted(each)) for name, each in seeds.items()}
+            for name, value in {**redacted("tags", tags), **planned}.items():
+                client.set_tag(self.id, name, value)
             client.update_run(self.id, status="RUNNING")
 
     def lacking(self, runs: Sequence[StudyRun]) -> list[StudyRun]:

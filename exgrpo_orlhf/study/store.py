@@ -7,7 +7,6 @@ endpoint of its servers is made for their web page and silently cuts at 25,000 v
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from ..redaction import without_password
 from ..tracking.client import all_runs, connect, sqlite_file
 from .comparison import count, first_few, named_by_settings, newest
 from .curve import Array, Curve, Params, TrackedRun
-from .parent import PLANNED
+from .parent import PLANNED, SUITE_TAG
 
 PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
 AT_ONCE = 8  # histories
@@ -72,8 +71,8 @@ class Store:
         if strange := [run.info for run in unnamed if any(metric in run.data.metrics for metric in metrics)]:
             names = first_few([f"{info.run_name} ({info.run_id})" for info in strange])
             notes.append(f"left out, because they have no variant (tag variant or gin) or no seed: {names}")
-        seeds = [item for run in unnamed for item in json.loads(run.data.tags.get(PLANNED, "{}")).items()]
-        planned = {f"{variant}/seed{seed}" for variant, of_variant in seeds for seed in of_variant}
+        tags = [tag for run in unnamed for tag in run.data.tags.items() if tag[0].startswith(PLANNED)]
+        planned = {f"{name.removeprefix(PLANNED)}/seed{seed}" for name, seeds in tags for seed in seeds.split()}
         if lacking := sorted(planned - {f"{run.variant}/seed{run.seed}" for run in listed}):
             notes.append(
                 f"planned, and not in MLflow: {first_few(lacking)}; the group's command of scripts/ablate.py runs them"
@@ -117,7 +116,7 @@ class Store:
             queries = [[*clauses, f"tags.`group` = {quote}{group}{quote}"]]
         runs = {run.info.run_id: run for each in queries for run in self._pages(where, " and ".join(each))}
         if group is not None:
-            of_group = [run for run in runs.values() if run.data.tags.keys() & {"variant", PLANNED}]
+            of_group = [run for run in runs.values() if run.data.tags.keys() & {"variant", SUITE_TAG}]
             runs = {run.info.run_id: run for run in of_group if any("variant" in one.data.tags for one in of_group)}
         if runs:
             return list(runs.values())

@@ -29,7 +29,7 @@ from study_builders import made, script
 from exgrpo_orlhf.evaluation.statistics import holm
 from exgrpo_orlhf.study.comparison import MEASURES, compare
 from exgrpo_orlhf.study.comparison_tables import curves_csv, values_csv
-from exgrpo_orlhf.study.parent import PLANNED
+from exgrpo_orlhf.study.parent import PLANNED, SUITE_TAG
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
 
 METRIC, OLD = "eval/avg", "eval/old"
@@ -89,7 +89,8 @@ def fill(database: Path, folder: Path) -> None:
             params = {"train.seed": str(seed), "ReplayMixer.rho": rho, "text": "<script>alert(1)</script>" + variant}
             add(client, experiment, tags, line[::5], 5, (RATES[variant], PACES[variant]), params=params)
     messy = {"group": "messy", "gin": "x.gin"}
-    client.create_run(experiment, tags={**messy, PLANNED: '{"a": [0, 1, 2], "c": [0, 1], "e": [0]}'}, run_name="messy")
+    planned = {f"{PLANNED}{variant}": seeds for variant, seeds in (("a", "0 1 2"), ("c", "0 1"), ("e", "0"))}
+    client.create_run(experiment, tags={**messy, **planned, SUITE_TAG: "x"}, run_name="messy")
     add(client, experiment, {**messy, "variant": "a", "seed": "0"}, [0.0, 0.1], 10, started=10)
     for seed in (0, 1):
         add(client, experiment, {**messy, "variant": "a", "seed": str(seed)}, [0.2, 0.4 + seed / 10], 10, started=20)
