@@ -13,10 +13,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from .checkpoints import manifest
-from .files import sync
+from .files import locked, sync
 
 log = logging.getLogger(__name__)
-_KILLED = 3600.0  # seconds; a process that has been saving for that long was killed
+_LOCK = ".lock"  # in an unfinished folder: held by the process that fills it
+_BEGINNING = 10.0  # seconds in which a process holds its lock at the latest
 
 
 class CacheError(OSError):
@@ -49,10 +50,14 @@ def making(folder: Path) -> Iterator[Path]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for leftover in folder.parent.glob(".unfinished-*/"):
-            with suppress(OSError):  # or another process has removed it
-                if time.time() - leftover.stat().st_mtime > _KILLED:
-                    shutil.rmtree(leftover)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as temporary:
+            with suppress(OSError):  # another process fills it, or has removed it
+                if time.time() - leftover.stat().st_mtime > _BEGINNING:
+                    with locked(leftover / _LOCK, wait=False):
+                        shutil.rmtree(leftover)
+        with (
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as temporary,
+            locked(Path(temporary) / _LOCK),
+        ):
             unfinished = Path(temporary) / folder.name
             unfinished.mkdir()
             yield unfinished

@@ -316,7 +316,7 @@ class Evaluation:
         refused, because a checkpoint chosen by it would have been chosen on the test. None: no check
     """
 
-    MAY_CHANGE = ("samples", "temperature", "top_p", "disjoint_from")
+    MAY_CHANGE = ("disjoint_from",)  # another evaluation would be another quantity under the same metric
 
     samples: Count = 1
     temperature: NotNegative = 0.0

@@ -22,7 +22,7 @@ class StopRequest:
     """Ctrl-C, SIGTERM and SIGHUP end the run after the current step, with a checkpoint. A second one ends it at once,
     but not a second SIGHUP: one closed terminal sends several. Where SIGHUP is ignored (nohup), it stays so."""
 
-    def __init__(self, what_follows: str = "this step is finished and saved, then the run ends") -> None:
+    def __init__(self, what_follows: str = "a step under way is finished and saved, then the run ends") -> None:
         """what_follows: as the user is told"""
         self.signal: signal.Signals | None = None
         self._what_follows = what_follows

@@ -81,14 +81,14 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     parent = Parent(out, group, runs[0].experiment.tracking, f"sqlite:///{WORKPLACE / 'mlflow.db'}")
     if not arguments.dry_run:
         tags = {"gin": arguments.suite or " ".join(arguments.gin), **own_tags(__file__)}
-        parent.open(tags | ({"baseline": baseline} if baseline else {}))
+        parent.open(tags | ({"baseline": baseline} if baseline else {}), runs)
         for run in parent.lacking(finished):
             finished.remove(run)
             print(f"{run.name} is trained, but MLflow lacks some of it: it is sent again", file=sys.stderr)
     waiting = [run for run in runs if run not in finished]
     failed = {run: status for run in waiting if not arguments.retry and (status := run.failure()) is not None}
     waiting = [run for run in waiting if run not in failed]
-    parent.mark_killed(waiting)
+    parent.mark_killed([*waiting, *failed])
     jobs = arguments.jobs or _jobs(runs)
     counts = f"{len(finished)} finished, {len(failed)} failed, {len(waiting)} to run, {jobs} at a time"
     left = seconds_left(waiting, progress, jobs)

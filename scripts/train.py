@@ -46,7 +46,13 @@ def main() -> int:
     terminal.messages()
 
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, UnusableCheckpoint, refuse_earlier
+    from exgrpo_orlhf.checkpoints import (
+        CheckpointError,
+        RunFolderError,
+        UnusableCheckpoint,
+        refuse_earlier,
+        refuse_other,
+    )
     from exgrpo_orlhf.config import gin_files
     from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.evaluation.session import git_commit
@@ -100,6 +106,7 @@ def main() -> int:
     try:
         if arguments.smoke:
             refuse_earlier(run, resume)  # before the imports that take seconds
+            refuse_other(run)
             from exgrpo_orlhf.training.smoke import smoke
 
             for line in smoke(experiment, run, uri):

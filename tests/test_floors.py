@@ -20,7 +20,8 @@ FLOORS = (
     {"tracking", "experiment", "initial_buffer"},
     {"rewards", "environments"},
     {"replay", "objective", "questions", "tasks", "checkpoints", "cache"},
-    {"records", "settings", "files", "paths", "progress", "stopping", "terminal", "lazy", "weights", "redaction"},
+    {"records", "settings", "files", "paths", "progress", "stopping", "terminal", "lazy", "weights", "redaction"}
+    | {"metric_names"},
 )
 
 

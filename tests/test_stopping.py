@@ -56,7 +56,7 @@ def test_sighup_ends_once_and_is_left_alone_where_nohup_ignores_it(caplog):
             signal.raise_signal(signal.SIGHUP)
             signal.raise_signal(signal.SIGHUP)
         assert stop.signal == signal.SIGHUP
-        assert caplog.messages == ["SIGHUP: this step is finished and saved, then the run ends"]
+        assert caplog.messages == ["SIGHUP: a step under way is finished and saved, then the run ends"]
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with StopRequest() as stop:

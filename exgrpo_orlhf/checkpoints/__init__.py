@@ -10,6 +10,7 @@ from .folder import mark_best as mark_best
 from .folder import name_end_tokens as name_end_tokens
 from .folder import read_state as read_state
 from .folder import refuse_earlier as refuse_earlier
+from .folder import refuse_other as refuse_other
 from .folder import remove_partial as remove_partial
 from .folder import save as save
 from .folder import set_aside as set_aside

@@ -28,6 +28,7 @@ from . import manifest
 BEST = "best"
 STATE = "trainer/state.json"
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
+BEFORE_A_RUN = {"run.log", "failed.json", "logs", "supervised.jsonl"}  # what a killed start may leave
 IDENTITY = "metrics.id"  # the run's identity, a random name (tracking/metrics_log.py)
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -75,6 +76,19 @@ def refuse_earlier(run: Path, resume: bool) -> None:
         raise RunFolderError(
             f"{run} holds a run already: continue it with --resume, or name another with --name or --out"
         )
+
+
+def refuse_other(run: Path) -> None:
+    """Raises RunFolderError for a folder with files of anything but a run, which a run would mix with its own."""
+    names = sorted(path.name for path in run.glob("[!.]*"))
+    if {*names} <= BEFORE_A_RUN or (run / IDENTITY).exists() or (run / LOGS[-1]).exists() or find(run):
+        return
+    below = [path.parent for depth in ("", "*/", "*/*/") for path in run.glob(f"*/{depth}{IDENTITY}")]
+    runs = ", ".join(sorted(str(folder.relative_to(run)) for folder in below)[:6])
+    raise RunFolderError(
+        f"{run} is not empty and holds no run ({f'the runs below it: {runs}' if runs else f'it has {names[0]}'}): name "
+        "the folder of a run, or a new one, by --name or --out"
+    )
 
 
 def find(run: Path) -> dict[int, Path]:

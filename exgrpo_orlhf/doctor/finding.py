@@ -33,7 +33,7 @@ class Finding:
     """check: its name; measured: what was found, with figures; remedy: what to do if it failed"""
 
     check: str
-    outcome: Literal["ok", "failed", "skipped"]
+    outcome: Literal["ok", "warning", "failed", "skipped"]
     measured: str
     remedy: str = ""
 

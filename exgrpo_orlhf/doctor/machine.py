@@ -18,6 +18,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from ..engines.openrlhf.launch import wrong_python
 from ..engines.openrlhf.memory import GB, checkpoint_bytes, gpu_bytes, memory_of, parameters_of, too_little_memory
+from ..engines.openrlhf.worker_environment import wrong_arch_list
 from ..experiment import Experiment
 from .finding import PACKAGES, Finding, judged, version
 
@@ -25,6 +26,7 @@ from .finding import PACKAGES, Finding, judged, version
 OLDEST_DRIVER = {12: 525, 13: 580}
 SHARED_MEMORY = 2**30  # bytes; a container has 64 MB unless told otherwise, NCCL and Ray take hundreds
 PROBE = 64 * 2**20  # bytes written as a test
+_OPTIONAL = {"wandb", "bitsandbytes"}  # of OpenRLHF: of flags that no layout of ours has
 _ABSENT_WITHOUT_CUDA = {"vllm", "flash-attn", "bitsandbytes", "triton", "torchvision", "torchaudio", "torchcodec"}
 
 NAMES = ("versions", "driver", "disk", "memory", "shm", "kernels")
@@ -66,14 +68,14 @@ def examine_node(folder: Path) -> Iterator[Finding]:
     yield driver(compute=False)
     yield disk(folder, None, 1)
     yield shared_memory()
-    yield locks()
+    yield architectures() or locks()
 
 
 def versions() -> Finding:
     """All packages that this project and OpenRLHF require are installed in a version that they allow."""
     from torch.version import cuda
 
-    wrong = []
+    wrong, absent = [], []
     for package in ("exgrpo-orlhf", "openrlhf"):
         if not version(package):
             wrong.append(f"{package} is not installed")
@@ -85,7 +87,11 @@ def versions() -> Finding:
                 continue
             installed = version(requirement.name)
             if installed is None:
-                if cuda or requirement.name not in _ABSENT_WITHOUT_CUDA:
+                if not cuda and requirement.name in _ABSENT_WITHOUT_CUDA:
+                    continue
+                if requirement.name in _OPTIONAL:
+                    absent.append(requirement.name)
+                else:
                     wrong.append(f"{package} needs {requirement}, which is not installed")
             elif not requirement.specifier.contains(installed, prereleases=True):
                 wrong.append(f"{package} needs {requirement}, installed is {installed}")
@@ -94,10 +100,14 @@ def versions() -> Finding:
     if python := wrong_python(sys.version_info[:2]):
         wrong.append(python)
     packages = [f"{name} {installed}" for name in PACKAGES if (installed := version(name))]
+    measured = f"Python {platform.python_version()}, " + ", ".join(packages)
+    if absent and not wrong:
+        measured += f"; not installed, which matters to flags of OpenRLHF alone: {', '.join(absent)}"
+        return Finding("versions", "warning", measured)
     return judged(
         "versions",
         not wrong,
-        "; ".join(wrong) if wrong else f"Python {platform.python_version()}, " + ", ".join(packages),
+        "; ".join(wrong) or measured,
         "install them together, in an environment of their own: docs/cluster.md, Install",
     )
 
@@ -191,6 +201,8 @@ def kernels(adam_offload: bool) -> Finding:
     of a killed build."""
     import torch
 
+    if wrong := architectures():
+        return wrong
     if (lock := locks()).outcome == "failed":
         return lock
     if torch.version.cuda is None:
@@ -204,6 +216,16 @@ def kernels(adam_offload: bool) -> Finding:
         remedy = f"install the CUDA toolkit {torch.version.cuda} and point CUDA_HOME to it on every node"
         return Finding("kernels", "failed", f"{name} fails: {last}", f"{remedy}, before ray start")
     return Finding("kernels", "ok", f"{name}: built or found in {time.perf_counter() - begin:.0f} s")
+
+
+def architectures() -> Finding | None:
+    """A TORCH_CUDA_ARCH_LIST that DeepSpeed cannot read, where there is something to build."""
+    from torch.version import cuda
+
+    wrong = wrong_arch_list(os.environ) if cuda else None
+    if wrong is None:
+        return None
+    return Finding("kernels", "failed", wrong, "set it for the run, or before ray start on every node")
 
 
 def locks() -> Finding:

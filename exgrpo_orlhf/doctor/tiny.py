@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,10 @@ MICRO_BATCH_TOKENS = 128  # of dynamic batches; the rows of a step on a rank are
 ROWS = 24  # fewest rows of an optimiser step on a rank
 TIMEOUT = 600.0  # seconds, the longest OpenRLHF.timeout
 REWARD = "reward.py"
+_ALGORITHM = (  # classes
+    *("ReplayMixer", "ReplayBuffer", "RetirementPolicy", "QuestionSampler", "DifficultyBuckets", "TrajectorySelector"),
+    *("DynamicSampling", "FreshSampler", "GroupAdvantages"),
+)
 _REWARD = """import zlib
 
 
@@ -156,21 +159,16 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         "train.eval_every = None",
         "train.best_metric = None",
         "train.save_every = 1",
-        "ReplayMixer.start_at_accuracy = None",
-        "ReplayMixer.collects = True",
-        "ReplayMixer.only_sound = False",
-        "ReplayMixer.store_up_to = None",
-        "ReplayMixer.max_pool_share = None",
-        "ReplayMixer.rho_end = None",
-        "ReplayMixer.rho_steps = None",
         "Tracking.enabled = False",
     ]
+    # Of a run with another algorithm the small one may have no group with a signal.
+    base = config.load(["base.gin"], small).params
+    small += [f"{name} = {value}" for name, value in base.items() if name.partition(".")[0] in _ALGORITHM]
+    small += ["ReplayMixer.start_at_accuracy = None"]
     bindings = [*overrides, *small]
     experiment = config.load(["base.gin", *files], bindings)
     if experiment.openrlhf is None:
         raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
-    if 0 < experiment.mixer.rho < Fraction(1, 2):
-        bindings.append("ReplayMixer.rho = 0.5")  # at least one question of a small batch
     flags, more = experiment.openrlhf.all_flags(), dict(experiment.openrlhf.more_flags)
     if experiment.settings.generate_ahead:
         bindings.append("train.steps = 3")  # the second step's batch is planned before anything is stored

@@ -58,7 +58,7 @@ class SetFile:
 class Benchmark:
     """One block.
 
-    verifier, function: as Verifier.kind and Verifier.function
+    verifier, function, url: as Verifier.kind, Verifier.function and Verifier.url
     group: benchmarks with a common mean; default "other", in a user's own file "own"
     rows: the official number of rows; None: not known
     samples: responses to each question; max_tokens: of a response
@@ -89,6 +89,7 @@ class Benchmark:
     ask: str | None = None
     by: str | None = None
     function: str | None = None
+    url: str | tuple[str, ...] | None = None
     environment: Environment | None = None
     folder: Path = Path()
     own: bool = False
@@ -117,7 +118,8 @@ class Benchmark:
     def grader(self, timeout: float, workers: int) -> Verifier:
         """The verifier. Responses that it cannot grade are counted and do not end the evaluation."""
         kind: Any = self.verifier
-        return Verifier(kind, function=self.function, timeout=timeout, workers=workers, max_failed_share=1.0)
+        more: Any = {"function": self.function, "url": self.url}
+        return Verifier(kind, timeout=timeout, workers=workers, max_failed_share=1.0, **more)
 
 
 class Definitions:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from ..metric_names import allowed_name
 from ..records import Message, Verdict
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]]
         values = values.tolist() if hasattr(values, "tolist") else values
         values = values if isinstance(values, list | tuple) else [values]
         if len(values) == count and all(isinstance(one, int | float) and math.isfinite(one) for one in values):
-            metric = re.sub(r"[^\w./ -]", "_", str(name))  # what MLflow takes
+            metric = allowed_name(str(name), most=200) or "unnamed"
             logs = [(*own, (metric, float(one))) for own, one in zip(logs, values, strict=True)]
         else:
             bad.append(str(name))

@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 
 from ..records import Rollout
+from ..rewards.answer import warn_once
 from ..rewards.server import error_text
 from .request import EngineLost, Request, ServedRollout
 from .stream import StreamSampler
@@ -123,8 +124,8 @@ class ServerSampler(StreamSampler):
         try:
             content = answer.json()
             (choice,), usage = content["choices"], content["usage"]
-            # A reasoning model that was truncated while thinking has no content.
-            text = choice["text"] if self.api == "completions" else choice["message"]["content"] or ""
+            message = {"content": choice["text"]} if self.api == "completions" else choice["message"]
+            text = message["content"] or ""  # there is none of a reasoning model that was truncated while thinking
             finish, tokens, of_prompt = choice["finish_reason"], usage["completion_tokens"], usage["prompt_tokens"]
         except (ValueError, KeyError, TypeError) as error:
             raise EngineLost(
@@ -137,6 +138,11 @@ class ServerSampler(StreamSampler):
             raise EngineLost(
                 f"{request.name}: {self._where} counts {of_prompt} tokens in a prompt of {len(request.prompt_ids)}: it "
                 "adds tokens or has another tokenizer; --api chat lets it render"
+            )
+        if not text and (message.get("reasoning_content") or message.get("reasoning")):
+            warn_once(
+                f"the reasoning_content of responses of {self._where} without content: they count as no answer; raise "
+                "--max-tokens where they are truncated, or start the server without its reasoning parser"
             )
         rendered = None if self.api == "completions" else of_prompt
         return ServedRollout(np.empty(0, np.int32), finish, text=text, tokens=tokens, prompt_tokens=rendered)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files import write
+from ..redaction import redacted
 from ..settings import Tracking
 from ..tracking.client import LOG_TAG, address, all_runs, connect, experiment_id, first_line, tagged_run
 from ..tracking.metrics_log import STEP_METRIC
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 PARENT_TAG = "mlflow.parentRunId"
-_SUITE_TAG = "suite_id"  # of the parent: by it a group's folder finds its parent again
+PLANNED = "planned/"  # tags of the parent, a variant's name behind it: the seeds
+SUITE_TAG = "suite_id"  # of the parent: by it a group's folder finds its parent again
 
 
 class Parent:
@@ -36,8 +38,11 @@ class Parent:
         self._experiment = ""
         self._is_reported = False
 
-    def open(self, tags: Mapping[str, str]) -> None:
-        """Find the parent or make it. Its identity is written first, so a kill in between makes no second one."""
+    def open(self, tags: Mapping[str, str], runs: Sequence[StudyRun]) -> None:
+        """Find the parent or make it. Its identity is written first, so a kill in between makes no second one.
+
+        runs: that are planned, beside those of earlier calls
+        """
         if not self._settings.enabled:
             return
         with self._outages_reported():
@@ -47,11 +52,15 @@ class Parent:
             if not path.exists():
                 write(path, uuid.uuid4().hex)
             identity = path.read_text(encoding="ascii")
-            run = tagged_run(client, [self._experiment], _SUITE_TAG, identity) or client.create_run(
-                self._experiment, tags={"group": self._group, _SUITE_TAG: identity}, run_name=self._group
+            run = tagged_run(client, [self._experiment], SUITE_TAG, identity) or client.create_run(
+                self._experiment, tags={"group": self._group, SUITE_TAG: identity}, run_name=self._group
             )
             self._client, self.id = client, str(run.info.run_id)
-            for name, value in tags.items():
+            seeds = {name: {*value.split()} for name, value in run.data.tags.items() if name.startswith(PLANNED)}
+            for each in runs:
+                seeds.setdefault(PLANNED + each.variant.name, set()).add(str(each.seed))
+            planned = {name: " ".join(sorted(each)) for name, each in seeds.items()}
+            for name, value in {**redacted("tags", tags), **planned}.items():
                 client.set_tag(self.id, name, value)
             client.update_run(self.id, status="RUNNING")
 

@@ -76,7 +76,7 @@ def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
     """The id of the experiment with this name, which is made if there is none. RuntimeError if it is deleted."""
     from mlflow.exceptions import MlflowException
 
-    experiment, database = client.get_experiment_by_name(name), _sqlite_file(uri)
+    experiment, database = client.get_experiment_by_name(name), sqlite_file(uri)
     if experiment is None:
         # Beside the database: MLflow's default would be ./mlruns of whatever folder the run was started in.
         location = (database.parent / "mlartifacts" / name).absolute().as_uri() if database else None
@@ -164,7 +164,7 @@ def create_sqlite(uri: str) -> None:
     """
     from mlflow.tracking import MlflowClient
 
-    database = _sqlite_file(uri)
+    database = sqlite_file(uri)
     if database is None or database.exists():
         return
     database.parent.mkdir(parents=True, exist_ok=True)
@@ -177,6 +177,7 @@ def create_sqlite(uri: str) -> None:
             os.replace(fresh, database)
 
 
-def _sqlite_file(uri: str) -> Path | None:
+def sqlite_file(uri: str) -> Path | None:
+    """The database of an address, if it is a file."""
     name = uri.removeprefix("sqlite:///").partition("?")[0]
     return Path(name) if uri.startswith("sqlite:///") and name not in ("", ":memory:") else None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import posixpath
-import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -13,23 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write
+from ..metric_names import check_name
 from .step_log import StepLog
 
 STEP_METRIC = "train/step"  # the tracker's own metric
 START_METRIC = "supervised/step"  # the same for the curve of a supervised start, which has steps of its own
 METRICS_PER_CALL = 1000  # the most metrics that an MLflow server takes in one call, all or none
-
-
-def check_name(name: str) -> None:
-    """Raises ValueError for a metric, param or tag name that MLflow would refuse, before training and not after it."""
-    if re.fullmatch(r"[A-Za-z0-9_\-./ ]{1,250}", name) and name == posixpath.normpath(name) and name[0] not in "/.":
-        return
-    better = re.sub(r"[^A-Za-z0-9_\-./ ]", "_", name.replace("@", "_at_"))
-    better = posixpath.normpath("/" + better).strip("/.")[:250]
-    raise ValueError(
-        f"{name!r} cannot name a metric, param or tag: a name has at most 250 letters, digits, '_', '-', '.', '/' and "
-        f"spaces, and is a plain relative path; write {better or 'a name'!r}"
-    )
 
 
 class MetricsLog(StepLog):

@@ -21,12 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..metric_names import check_name
 from ..questions.reading import fingerprint
 from ..records import Question
-from ..redaction import without_password
+from ..redaction import redacted, without_password
 from ..settings import Tracking
 from .client import LOG_TAG, address, connect, experiment_id, find_run, first_line, load, page, tagged_run
-from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog, check_name
+from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -37,6 +38,7 @@ DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
 KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
 SYSTEM_SECONDS = 10.0  # between two measurements of the machine
 SOURCES = 3  # that a dataset's name lists
+NAME_LENGTH = 500  # characters of a dataset's name; MLflow refuses a longer one
 PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
 
 
@@ -90,7 +92,7 @@ class MlflowTracker:
         self._status = "RUNNING"
         self._closing = threading.Event()
         if self.enabled:
-            self._tags = {**{name: str(value) for name, value in tags.items()}, LOG_TAG: log.identity}
+            self._tags = {**{name: str(redacted(name, value)) for name, value in tags.items()}, LOG_TAG: log.identity}
             load()  # here, in the main thread
             self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
             self._thread.start()
@@ -280,4 +282,4 @@ def datasets(sets: Mapping[str, Sequence[Question]], bindings: Mapping[str, str]
 def _name(questions: Sequence[Question]) -> str:
     sources = list(dict.fromkeys(question.source for question in questions))
     more = f" and {len(sources) - SOURCES} more" if len(sources) > SOURCES else ""
-    return ", ".join(sources[:SOURCES]) + more
+    return ", ".join(sources[:SOURCES])[: NAME_LENGTH - len(more)] + more

@@ -300,7 +300,7 @@ class TrainingRun:
             "generated_tokens": self.generated_tokens,
             "best": self.best,
             "best_step": self.best_step,
-            "best_of": measure_of_best(self.experiment),
+            "best_of": self.experiment.settings.best_metric,
             "mlflow_run_id": self.tracker.run_id,
             "torch": torch.__version__,
             **({"prompt": self.prompt} if self.prompt else {}),
@@ -330,9 +330,3 @@ class TrainingRun:
             log.warning("%s could not be drawn: %s", path, error)
             return
         self.tracker.artifact(path)
-
-
-def measure_of_best(experiment: Experiment) -> list[Any]:
-    """What the best checkpoint is the best by: one of another measure is no longer the best."""
-    evaluation = experiment.evaluation
-    return [experiment.settings.best_metric, evaluation.samples, evaluation.temperature, evaluation.top_p]

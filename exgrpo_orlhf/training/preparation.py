@@ -24,7 +24,7 @@ from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
 from . import prefetch
 from .load_questions import load_questions
-from .loop import TrainingRun, measure_of_best
+from .loop import TrainingRun
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
         fresh.load_state_dict(state["fresh"])
         if (saved := checkpoint / prefetch.FOLDER).exists():
             prefetched = prefetch.load(saved, fresh.question, step + 1, mixer.rollouts_per_replayed)
-        if state["best_of"] == measure_of_best(experiment):
+        if state["best_of"] == experiment.settings.best_metric:
             # The link too: a kill may have come before it, or its checkpoint may have been set aside.
             if state["best_step"] in available:
                 best, best_step = state["best"], state["best_step"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import weights
-from ..checkpoints import claim, refuse_earlier, to_resume
+from ..checkpoints import claim, refuse_earlier, refuse_other, to_resume
 from ..engines.engine import Engine
 from ..engines.job import Job, Loop
 from ..experiment import Experiment, Outcome
@@ -35,6 +35,7 @@ def train(
     Raises RunFolderError, CheckpointError, SnapshotError, NonFiniteUpdate (the batch is dumped in `run`), ValueError.
     """
     refuse_earlier(run, resume)
+    refuse_other(run)
     if experiment.tracking.enabled:
         address(experiment.tracking, tracking_uri)
     questions = load_questions(experiment)

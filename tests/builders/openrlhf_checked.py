@@ -2,7 +2,7 @@
 
     python openrlhf_checked.py RUN RESUME(0/1) FILE.gin… BINDING…
 
-A file RUN/kill-an-engine has the first vLLM engine killed when the update of the fourth step begins. Besides the run's
+A file RUN/.kill-an-engine has the first vLLM engine killed when the update of the fourth step begins. Besides the run's
 own files it writes into RUN/seen/:
 
 sync.jsonl       after each weight sync the names of the tensors in which a vLLM engine differs from the actor
@@ -45,7 +45,7 @@ class CheckedTrainer(trainer.MixedTrainer):
 
         run_steps, seen, trainer = loop.TrainingRun.run, self.job.run / "seen", self
         seen.mkdir(exist_ok=True)
-        self.killed, self.killing = threading.Event(), (self.job.run / "kill-an-engine").exists()
+        self.killed, self.killing = threading.Event(), (self.job.run / ".kill-an-engine").exists()
 
         def looked_at(run, stop):
             folder = seen / f"loaded-{run.steps}"
@@ -56,7 +56,7 @@ class CheckedTrainer(trainer.MixedTrainer):
             return run_steps(run, stop)
 
         loop.TrainingRun.run = looked_at
-        if (seen.parent / "fill-the-store").exists():
+        if (seen.parent / ".fill-the-store").exists():
             step = loop.TrainingRun.step
 
             def full(run):
@@ -86,8 +86,8 @@ class CheckedTrainer(trainer.MixedTrainer):
     def update(self, batch, loss):
         import numpy as np
 
-        if self.step == 3 and (self.job.run / "kill-an-engine").exists():
-            (self.job.run / "kill-an-engine").unlink()
+        if self.step == 3 and (self.job.run / ".kill-an-engine").exists():
+            (self.job.run / ".kill-an-engine").unlink()
             self.record("killed", any(thread.name == "generate-ahead" for thread in threading.enumerate()))
             os.kill(self.engine_process, signal.SIGKILL)
             self.killed.set()

@@ -13,6 +13,7 @@ from full_disk import full_disk
 from run_builders import flip, set_words, small_bindings
 
 from exgrpo_orlhf import cache
+from exgrpo_orlhf.files import locked
 from exgrpo_orlhf.models.tiny_models import ChainModel
 
 SMALL = ChainModel(operands=(2, 3), steps=1, batch_size=4, width=32, layers=1)
@@ -68,8 +69,9 @@ def test_what_a_killed_process_left_is_removed_when_the_next_model_is_made(tmp_p
     for folder in (left, at_work):
         folder.mkdir()
         (folder / "model.safetensors").touch()
-    os.utime(left, (time.time() - 7200,) * 2)
-    with cache.making(tmp_path / "model") as unfinished:
+        (folder / ".lock").touch()
+        os.utime(folder, (time.time() - 60,) * 2)
+    with locked(at_work / ".lock"), cache.making(tmp_path / "model") as unfinished:
         (unfinished / "config.json").write_text("{}")
         assert not (tmp_path / "model").exists(), "what is killed now leaves nothing that looks finished"
     assert {path.name for path in tmp_path.iterdir()} == {"model", at_work.name}

@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import openrlhf_on_cpu  # noqa: F401
@@ -33,6 +34,8 @@ from transformers import (
 from exgrpo_orlhf import config
 from exgrpo_orlhf.doctor import finding, machine, parity, tiny
 from exgrpo_orlhf.doctor.finding import Finding
+from exgrpo_orlhf.engines.openrlhf import launch
+from exgrpo_orlhf.settings import OpenRLHF
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
@@ -194,6 +197,26 @@ def test_a_lock_that_a_killed_build_left_is_named(tmp_path, monkeypatch):
     assert f"rm {lock}" in kernels.remedy
 
 
+@pytest.mark.parametrize(
+    ("names", "readable"), [("8.0 9.0a", False), ("Hopper", False), ("8.0;9.0+PTX", True), ("", True)]
+)
+def test_architectures_that_deepspeed_cannot_read_are_named_by_the_doctor_and_by_a_start(names, readable, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", names)
+    assert readable == (machine.wrong_arch_list(os.environ) is None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    if not readable:
+        assert "TORCH_CUDA_ARCH_LIST has" in machine.kernels(False).measured
+    with pytest.raises(launch.LaunchError, match="sees none here" if readable else "TORCH_CUDA_ARCH_LIST has"):
+        launch.prepare(OpenRLHF())
+
+
+def test_a_package_that_only_flags_of_openrlhf_need_is_a_warning(monkeypatch):
+    monkeypatch.setattr(machine, "version", lambda name: None if name == "wandb" else finding.version(name))
+    versions = machine.versions()
+    assert versions.outcome == "warning"
+    assert versions.measured.endswith("alone: wandb")
+
+
 def test_a_package_of_another_version_than_openrlhf_asks_for_is_named(monkeypatch):
     installed = lambda name: "0.18.0" if name == "deepspeed" else finding.version(name)
     monkeypatch.setattr(machine, "version", installed)
@@ -249,7 +272,7 @@ def test_the_small_model_has_a_layer_of_each_kind_of_the_bound_one(tmp_path, bou
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "more", [[], ["recipes/official.gin"], ["recipes/one_rollout_beside.gin"], ["baselines/remix.gin"]]
+    "more", [[], ["recipes/official.gin"], ["recipes/late_injection.gin", "recipes/lora.gin"], ["baselines/remix.gin"]]
 )
 def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layout, more):
     bound, experiment = tiny.doctor_experiments([*more, f"engines/{layout}"], [], tmp_path / "model")
@@ -258,6 +281,9 @@ def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layo
     rows = experiment.settings.questions_per_step * experiment.settings.group_size
     assert rows / experiment.optimizer.steps_per_batch >= tiny.ROWS * ranks
     assert experiment.loss == bound.loss
+    assert experiment.lora == bound.lora
+    assert experiment.mixer.rho == Fraction(1, 2), "with the paper's algorithm"
+    assert experiment.mixer.late_injection is None
     changed = flags.items() ^ bound.openrlhf.all_flags().items()
     allowed = {"train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu", "algo.advantage.is_correction_level"}
     assert {flag for flag, _ in changed} <= allowed

@@ -13,10 +13,11 @@ import pytest
 from drawn_charts import charts, of_class, opened
 from large_experience import large
 from mlflow import MlflowClient
-from run_builders import MIXED_PHASE, STEPS, rows, run_here
-from tracking_builders import tracker
+from run_builders import MIXED_PHASE, STEPS, rows, run_here, train_small
+from tracking_builders import tracked_runs, tracker
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.checkpoints import claim
 from exgrpo_orlhf.explore.history import KINDS, History, diversity, forgotten_by_step, read
 from exgrpo_orlhf.explore.run_page import RunPage, explore, page
 from exgrpo_orlhf.records import Question, Trajectory
@@ -142,6 +143,20 @@ def test_the_script_writes_the_page_and_says_what_is_missing(run, run_script, tm
     done = run_script("explore.py", tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"error: {tmp_path}/decisions.jsonl: no such log, or an empty one; is this a run's folder?\n"
+
+
+def test_a_killed_run_is_marked_so_when_its_page_is_made(warm_model, tmp_path, sqlite, run_script, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite)
+    folder = tmp_path / "run"
+    train_small(warm_model, folder, "train.steps = 1", "Tracking.enabled = True")
+    [tracked] = tracked_runs(sqlite)
+    status = lambda: MlflowClient(sqlite).get_run(tracked.info.run_id).info.status
+    MlflowClient(sqlite).update_run(tracked.info.run_id, status="RUNNING")  # as kill -9 leaves it
+    with claim(folder, resume=True):
+        assert run_script("explore.py", folder).returncode == 0
+        assert status() == "RUNNING"
+    assert run_script("explore.py", folder).returncode == 0
+    assert status() == "KILLED"
 
 
 def test_a_run_without_a_checkpoint_has_a_page_too(run, tmp_path):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 from http_server import http_server
 
+from exgrpo_orlhf.metric_names import check_name
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import GradingError, NoGrader, Verifier, server
 
@@ -65,6 +66,15 @@ def test_scores_say_success_where_there_are_any_and_extra_logs_are_kept():
     with serving(lambda *_: (200, answer)) as (url, _):
         assert shown(graded := grades(url)) == [("correct", 0.3), ("wrong", 2.0)]
     assert [grade.logs for grade in graded] == [(("length", 3.0),), (("length", 4.0),)]
+
+
+@pytest.mark.parametrize("name", ["größe", "a//b", "../up", "n" * 300, "/", "a@1", "日本", "x/", "."])
+def test_an_extra_log_of_any_name_can_be_a_metric(name):
+    answer = json.dumps({"rewards": [1.0, 0.0], "extra_logs": {name: [3, 4]}})
+    with serving(lambda *_: (200, answer)) as (url, _):
+        [(metric, value)] = grades(url)[0].logs
+    check_name(f"reward_log/{metric}")
+    assert value == 3.0
 
 
 def test_several_servers_share_the_requests():

@@ -22,6 +22,7 @@ from http_server import Reply, http_server
 from run_builders import free_port, wait_until
 
 from exgrpo_orlhf.evaluation.responses import respond
+from exgrpo_orlhf.rewards.answer import warn_once
 from exgrpo_orlhf.sampling import EngineLost, Request
 from exgrpo_orlhf.sampling.server import ServerSampler
 
@@ -211,6 +212,19 @@ def test_a_refusal_is_reported_at_once_in_the_servers_words(refusal, message):
     text, attempts = failure_of(refusal)
     assert re.search(message, text)
     assert attempts == 1
+
+
+def test_reasoning_without_content_is_no_answer_and_said_once(caplog):
+    def answer(_, body, __):
+        status, headers, content = completion(body)
+        content["choices"][0]["message"] = {"role": "assistant", "content": None, "reasoning_content": "It is 4."}
+        return status, headers, content
+
+    warn_once.cache_clear()
+    with serving(answer) as server, client(server.url, api="chat") as engine:
+        assert {*texts(all_responses(engine, requests(3))).values()} == {""}
+    [message] = [message for message in caplog.messages if "reasoning_content" in message]
+    assert "without its reasoning parser" in message
 
 
 def test_responses_before_a_failure_are_handed_out():

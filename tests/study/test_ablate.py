@@ -156,6 +156,7 @@ def test_every_run_is_once_in_mlflow_with_every_step_once_below_one_parent(study
     [parent], children = mlflow_runs(study.store)
     assert parent.info.status == "FINISHED"
     assert parent.data.tags["baseline"] == "on_policy"
+    assert parent.data.tags["planned/paper"] == parent.data.tags["planned/on_policy"] == "0 1"
     assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
     assert Counter(f"{c.data.tags['variant']}/seed{c.data.tags['seed']}" for c in children) == Counter(list(RUNS))
     for child in children:

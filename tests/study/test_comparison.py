@@ -221,6 +221,8 @@ def test_runs_of_one_name_with_different_settings_are_variants_and_their_names_s
     assert variants(same, same) == ["quickstart.gin"] * 2, "but for the seed"
     changeable = {"train.steps": "9", "Tracking.uri": "x"}
     assert variants(same, {**same, **changeable}) == ["quickstart.gin"] * 2, "as when a run is continued"
+    sampled = {**same, "Evaluation.temperature": "0.6"}
+    assert len({*variants(same, sampled)}) == 2, "their evaluations are two quantities"
     three = variants(same, {**same, rho: "0.25"}, {**same, rate: "1e-5"}, same)
     assert three[0] == three[3] == f"quickstart.gin ({rate} = 1e-6, {rho} = 0.5)"
     assert three[1] == f"quickstart.gin ({rate} = 1e-6, {rho} = 0.25)"

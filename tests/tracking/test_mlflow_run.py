@@ -15,6 +15,7 @@ from tracking_builders import tracked_runs, tracker
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.questions.reading import fingerprint
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking.client import page
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
@@ -54,6 +55,18 @@ def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, s
     experiment = config.load(["toy.gin"], small_bindings(warm_model, "train.seed = 5"))
     questions = sorted(experiment.questions.load(), key=lambda question: question.id)
     assert fingerprint(questions) == used["training"].digest, "of the questions, whatever the run"
+
+
+def test_long_names_of_sources_and_a_tag_with_a_secret_keep_no_run_out_of_mlflow(sqlite, tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append(0, {"x": 1.0})
+    questions = {"training": [Question.make(f"{i}" + "s" * 300, f"{i}?", "1") for i in range(5)]}
+    tags = {"api_key": "hunter2", "store": "http://me:hunter2@host"}
+    tracker(log, sqlite, questions=questions, tags=tags).close("FINISHED")
+    run = the_run(sqlite)
+    assert run.data.metrics["x"] == 1.0
+    assert run.inputs.dataset_inputs[0].dataset.name.endswith("s and 2 more")
+    assert (run.data.tags["api_key"], run.data.tags["store"]) == ("***", "http://host")
 
 
 def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, sqlite, tmp_path):

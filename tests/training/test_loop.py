@@ -11,13 +11,13 @@ import pytest
 import torch
 from full_disk import full_disk
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, rows, small_bindings
+from run_builders import ROOT, rows, set_words, small_bindings
 from run_builders import train_small as go
 from step_builders import decide_verdicts
 from tracking_builders import tracked_runs
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.checkpoints import RunFolderError, claim
+from exgrpo_orlhf.checkpoints import RunFolderError, UnusableCheckpoint, claim
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.evaluation.validation import Validation
@@ -325,3 +325,25 @@ def test_resuming_a_complete_run_trains_nothing(run, warm_model):
     before = (run / "metrics.jsonl").read_bytes()
     assert go(warm_model, run, "train.steps = 2", resume=True).steps == 2
     assert (run / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("option", ["--out", "--resume"])
+def test_a_run_begins_in_no_folder_of_other_things(option, warm_model, tmp_path, run_script):
+    go(warm_model, tmp_path / "study" / "v0" / "seed0", "train.steps = 0")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "train.parquet").touch()
+    words = [*set_words(small_bindings(warm_model)), *([option] if option == "--resume" else [])]
+    for folder, named in ((data, "it has train.parquet"), (tmp_path / "study", "the runs below it: v0/seed0")):
+        before = sorted(folder.rglob("*"))
+        done = run_script("train.py", "--gin", "toy.gin", *words, "--out", folder)
+        assert done.returncode == 2
+        assert f"{folder} is not empty and holds no run ({named})" in done.stderr
+        assert sorted(folder.rglob("*")) == before
+
+
+def test_a_resumed_run_has_the_evaluation_that_it_began_with(warm_model, tmp_path):
+    go(warm_model, tmp_path, "train.steps = 2")
+    for changed in ("Evaluation.temperature = 0.6", "Evaluation.top_p = 0.9"):
+        with pytest.raises(UnusableCheckpoint, match=changed.partition(" ")[0]):
+            go(warm_model, tmp_path, "train.steps = 4", changed, resume=True)

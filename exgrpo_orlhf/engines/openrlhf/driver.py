@@ -20,6 +20,7 @@ from ray._private import state as ray_state
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError, RayTaskError
 
+from ...checkpoints import CheckpointError
 from ...sampling import EngineLost
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
@@ -54,7 +55,7 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
         watch = _Watch(stop, job.run, settings.timeout, output)
         try:
             with watch:
-                _await_gpus(gpus, 0.0 if address == "local" else settings.timeout)
+                _await_gpus(gpus, 0.0 if address == "local" else settings.timeout, stop)
                 threads = for_cpu_adam(os.environ, ray.nodes()) if args.ds.adam_offload else {}
                 if threads:
                     log.info("Adam on the CPU: OMP_NUM_THREADS = %s in each policy actor", threads["OMP_NUM_THREADS"])
@@ -76,7 +77,8 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
             # RayError: for example a full object store
             if isinstance(cause, RayError | EngineLost) or not isinstance(cause, Exception):
                 raise EngineLost(reason) from error
-            log.error("%s", error)
+            if not isinstance(cause, CheckpointError | OSError):  # a full disk needs no traceback
+                log.error("%s", error)
             raise cause from None
         except RayError as error:
             raise EngineLost(watch.reason or _with_logs(str(error).strip(), output)) from error
@@ -129,11 +131,11 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
         _shut_down()
 
 
-def _await_gpus(gpus: int, patience: float) -> None:
-    """Waits while nodes are still joining, for at most `patience` seconds. Then raises EngineLost."""
+def _await_gpus(gpus: int, patience: float, stop: StopRequest) -> None:
+    """Waits while nodes are still joining, for at most `patience` seconds, until `stop`. Then raises EngineLost."""
     end = time.monotonic() + patience
     while (free := int(ray.available_resources().get("GPU", 0))) < gpus:
-        if time.monotonic() > end:
+        if stop.signal or time.monotonic() > end:
             raise EngineLost(
                 f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), Ray has "
                 f"{free} free"
@@ -159,21 +161,29 @@ def _kill_actors() -> None:
 
 class _Watch:
     """A thread beside the program: it passes a signal on to the trainer, and ends the wait for a dead actor, which has
-    no time limit in OpenRLHF: it kills all actors, so that whatever the program waits for fails. reason: the cause"""
+    no time limit in OpenRLHF: it kills all actors, so that whatever the program waits for fails. So it ends a start,
+    too, of which nothing is to be saved: the program's error is then left out. reason: the cause"""
 
     def __init__(self, stop: StopRequest, run: Path, timeout: float, output: Output | None) -> None:
         self.stop, self.run, self.timeout, self.output = stop, run, timeout, output
         self.reason: str | None = None
+        self._config = run / "config.gin"  # written when the training loop begins
+        self._before = self._config.stat().st_mtime_ns if self._config.exists() else None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ray-watch", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         self._done.set()
         if self.reason is None:
             self._thread.join(_PATIENCE)
+        return self._ends_start() and isinstance(error, RayError | EngineLost)
+
+    def _ends_start(self) -> bool:
+        begun = self._config.exists() and self._config.stat().st_mtime_ns != self._before
+        return self.stop.signal is not None and not begun
 
     def _watch(self) -> None:
         passed_on = False
@@ -187,6 +197,8 @@ class _Watch:
             reason = None
             if dead and not self._done.wait(5 * _POLL_SECONDS):  # the program may fail with a better message
                 reason = _with_logs(f"{dead[0][0]} (process {dead[0][1]}) died", self.output)
+            elif self._ends_start():
+                reason = "the start was ended"
             elif not dead and time.time() - last > 2 * self.timeout:
                 reason = f"no step was completed for {2 * self.timeout:.0f} s (twice OpenRLHF.timeout)"
             if reason and not self._done.is_set():
@@ -194,7 +206,8 @@ class _Watch:
                 _kill_actors()
                 if not self._done.wait(_PATIENCE):
                     log.error("error: %s", reason)
-                    os._exit(1)  # checkpoints are complete, and nothing else would end the wait
+                    # Checkpoints are complete, and nothing else would end the wait.
+                    os._exit(128 + self.stop.signal if self.stop.signal and self._ends_start() else 1)
                 return
 
 

@@ -40,6 +40,7 @@ from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
 from . import cpu, memory
 from . import flags as openrlhf_flags
+from .worker_environment import wrong_arch_list
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
@@ -110,8 +111,8 @@ def wrong_python(version: tuple[int, ...]) -> str | None:
 def prepare(settings: OpenRLHF) -> None:
     """Prepares this process for importing OpenRLHF.
 
-    Raises LaunchError for a Python that OpenRLHF has no build for, for a missing package, and where there is no CUDA
-    and OpenRLHF.cpu_bench is False.
+    Raises LaunchError for a Python that OpenRLHF has no build for, for a missing package, and, where
+    OpenRLHF.cpu_bench is False, without CUDA or with a list of architectures that DeepSpeed cannot read.
     """
     if wrong := wrong_python(sys.version_info[:2]):
         raise LaunchError(wrong)
@@ -124,6 +125,8 @@ def prepare(settings: OpenRLHF) -> None:
     if settings.cpu_bench:
         os.environ.update(cpu.environment())
         cpu.install()
+    elif wrong := wrong_arch_list(os.environ):
+        raise LaunchError(wrong)
     elif settings.ray_address is None and "RAY_ADDRESS" not in os.environ and not torch.cuda.is_available():
         raise LaunchError(
             "train.engine = 'openrlhf' needs GPUs, and torch sees none here: give the cluster's address "

@@ -7,6 +7,7 @@ a run starts Ray itself, the node has the driver's variables. So this file matte
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -71,6 +72,19 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
         # Ray itself sets this in the actor that starts a job's driver, as in every actor with fewer than 2 CPUs.
         del passed_on["OMP_NUM_THREADS"]
     return {**_DEFAULTS, **passed_on}
+
+
+def wrong_arch_list(environ: Mapping[str, str]) -> str | None:
+    """What is wrong with TORCH_CUDA_ARCH_LIST, or None. DeepSpeed 0.19.6 builds its Adam by it, minutes after a start,
+    and reads numbers alone, while torch takes letters too. environ: the variables of the process that builds"""
+    entries = environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
+    unread = [entry for entry in entries if entry and not re.fullmatch(r"\d+\.\d+(\+PTX)?", entry)]
+    if not unread:
+        return None
+    return (
+        f"TORCH_CUDA_ARCH_LIST has {', '.join(unread)}, which DeepSpeed cannot read: unset it, or set it to the GPU's "
+        "compute capability, such as 9.0"
+    )
 
 
 def not_forwarded(environ: Mapping[str, str]) -> list[str]:

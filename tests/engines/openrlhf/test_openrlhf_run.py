@@ -226,7 +226,7 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
     """It ends by name, and the resumed run trains on the batch that was ready."""
     run = tmp_path / "run"
     run.mkdir()
-    (run / "kill-an-engine").touch()
+    (run / ".kill-an-engine").touch()
     more = ("train.generate_ahead = True", "MixedPolicyLoss.max_fresh_weight = 2.0", "DynamicSampling.max_rounds = 1")
     more += ("train.save_every = 1", "train.keep = 1", "Verifier.kind = 'math'")
     arguments = bindings(warm_model, *more)
@@ -258,10 +258,27 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
     assert all("policy/truncated_share" in row for row in done[1:])
 
 
+def test_a_signal_while_the_engines_start_ends_the_start(warm_model, tmp_path):
+    run = tmp_path / "run"
+    process = start(run, False, *bindings(warm_model))
+
+    def an_engine_starts() -> bool:
+        try:
+            return any("RolloutRayActor" in " ".join(one.cmdline()) for one in of_session(process))
+        except psutil.Error:  # one has ended
+            return False
+
+    wait_until(an_engine_starts, LONG, process)
+    process.send_signal(signal.SIGINT)
+    log = finish(process, run, 128 + signal.SIGINT)
+    assert "error: " not in log
+    assert not (run / "config.gin").exists(), "no training loop had begun"
+
+
 def test_a_full_object_store_ends_the_run_with_its_name(warm_model, tmp_path, monkeypatch):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "fill-the-store").touch()
+    (run / ".fill-the-store").touch()
     monkeypatch.setenv("RAY_automatic_object_spilling_enabled", "0")
     monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.0")  # so that Ray treats the disk as full and cannot spill
     process = start(run, False, *bindings(warm_model, "Verifier.kind = 'choice'"))
