@@ -18,7 +18,7 @@ FLOORS = (
     {"engines"},
     {"tracking", "experiment", "initial_buffer"},
     {"rewards", "environments"},
-    {"replay", "objective", "questions", "tasks", "checkpoints", "cache"},
+    {"replay", "objective", "questions", "tasks", "checkpoints", "cache", "tokenizer_file"},
     {"records", "settings", "files", "paths", "progress", "stopping", "terminal", "lazy", "weights", "redaction"},
 )
 

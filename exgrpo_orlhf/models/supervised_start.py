@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from .. import cache, files, paths
+from .. import cache, files, paths, tokenizer_file
 from ..checkpoints import manifest, name_end_tokens
 from ..engines.rows import ForwardRow
 from ..lazy import torch, transformers
@@ -156,8 +156,7 @@ class SupervisedModel:
         examples = self.examples.examples()
         require(bool(examples), "SupervisedModel.examples has no examples; bind a source that has some")
         config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-        prompts = PromptEncoder(self.prompts, tokenizer)
+        prompts = PromptEncoder(self.prompts, tokenizer_file.load(base))
         folder = paths.cache(self.cache) / f"supervised-{self._key(base, config, examples, prompts)}"
         work = folder.with_name(f"{folder.name}.unfinished")
         if not cache.has(folder):
@@ -217,7 +216,7 @@ class SupervisedModel:
             self._train(training, work)
             with cache.making(folder) as unfinished:
                 model.save_pretrained(unfinished)
-                prompts.tokenizer.save_pretrained(unfinished)
+                tokenizer_file.save(prompts.tokenizer, unfinished)
                 name_end_tokens(unfinished, prompts.turn_ends())
                 shutil.copy(work / CURVE, unfinished)
         finally:

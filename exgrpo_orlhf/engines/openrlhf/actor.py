@@ -21,6 +21,7 @@ from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
+from ... import tokenizer_file
 from ...files import Files, record
 from ...questions.prompts import PromptEncoder
 from ...records import Measured
@@ -30,6 +31,7 @@ from ..model import mixing_of_rows, response_stats
 from ..rows import ForwardRow, padded
 from .gradient_guard import GradientGuard
 from .policy_loss import MixedLoss
+from .read_tokenizer import get_tokenizer
 
 KEEP_ALL = 10**9  # checkpoints, GiB: OpenRLHF removes none; checkpoints/folder.py removes old ones
 
@@ -197,6 +199,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         experiment, ds = strategy.args.exgrpo, strategy.args.ds
         make = partial(MixedActor, lora=experiment.lora, seed=experiment.settings.seed)
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, make, in_order
+        ppo_actor.get_tokenizer = get_tokenizer
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         PromptEncoder(experiment.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
@@ -268,6 +271,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         else:
             self._save_merged(self.actor.adapter, Path(folder))
         if self.strategy.is_rank_0():
+            tokenizer_file.save(self.tokenizer, Path(folder))
             written += [path for path in Path(folder).iterdir() if path.is_file()]
         return record(Path(folder), written)
 
@@ -278,7 +282,6 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         adapter.save(folder / FOLDER, write=first)
         if first:
             adapter.model.save_pretrained(folder, state_dict=state)
-            self.tokenizer.save_pretrained(folder)
 
     def save_model(self) -> None:
         """Nothing: OpenRLHF would save the model at the end of a run, but the last checkpoint already holds it."""

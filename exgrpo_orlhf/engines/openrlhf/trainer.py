@@ -16,7 +16,6 @@ import numpy as np
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
-from openrlhf.utils.utils import get_tokenizer
 
 from ...checkpoints import CheckpointError, name_end_tokens
 from ...environments.playing import episode_seeds, player_of
@@ -33,6 +32,7 @@ from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
 from .output import mark_messages
+from .read_tokenizer import get_tokenizer
 from .samples_generator import Request, Sampler, results
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from typing import Any
 
+from ... import tokenizer_file
 from . import GO_ON, EngineFailure, GenerationRequest, Key, Response
 from .stream import Stream
 
@@ -116,7 +117,7 @@ class VllmEngine:
         self._config = self._llm.vllm_config
         self._manager = self._llm.engine_core.resources.engine_manager
         self._guard = _kill_after_this_process([process.pid for process in self._manager.processes])
-        self._tokenizer = self._llm.get_tokenizer()
+        self._tokenizer = tokenizer_file.load(model_path)
         self._replicas, self._version = replicas, vllm.__version__
         self._device = "cpu" if cpu else current_platform.get_device_name()
         # On a CPU, responses did not depend on other requests: this was measured with 1, 4 and 256 at a time, in

@@ -1,0 +1,278 @@
+"""A tokenizer reads and writes what its tokenizer.json says, at every door and in every checkpoint, or is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from run_builders import ROOT, set_words, small_bindings, train_small
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from exgrpo_orlhf import tokenizer_file
+from exgrpo_orlhf.engines import lora
+from exgrpo_orlhf.evaluation import evaluated_model
+from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.weights import WeightsError
+
+TEXT = ["user\nWhat is 3 + 4?", "def f(x):\n    return x ** 2", "It's 12345 in a naïve café: 汉字 の 3.14"] * 3
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+NAMED = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+LETTERS = sorted({*"".join(TEXT), *"abcdefghijklmnopqrstuvwxyz▁"})
+
+
+def byte_level(*before, normaliser=None, prefix=False) -> Tokenizer:
+    """before: pre-tokenizers that come first"""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*before, pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not before)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    if normaliser:
+        tokenizer.normalizer = normaliser
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=310, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return tokenizer
+
+
+def sentencepiece(prepend="first", legacy=False) -> Tokenizer:
+    """As Llama 2's, byte fallback included."""
+    pieces = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *LETTERS]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys([*pieces, "▁a", "is", "▁is"]))}
+    merges = [("▁", "a"), ("i", "s"), ("▁", "is")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    if legacy:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=False)
+    replace = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(replace)
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    scores = [(piece, -1.0 - i / 100) for i, piece in enumerate(dict.fromkeys([*SPECIAL, *LETTERS, "▁is", "▁a"]))]
+    tokenizer = Tokenizer(models.Unigram(scores, 0, False))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def words() -> Tokenizer:
+    known = dict.fromkeys([*SPECIAL, *LETTERS, *" ".join(TEXT).split()])
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer.add_special_tokens(SPECIAL)
+    return tokenizer
+
+
+def with_beginning(tokenizer: Tokenizer) -> Tokenizer:
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=ids)
+    return tokenizer
+
+
+def flagged(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
+    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("CamelCase", single_word=True)])
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=16, pad_token="</s>", pad_id=2)
+    return tokenizer
+
+
+def digits(pattern: str):
+    return pre_tokenizers.Split(Regex(pattern), "isolated")
+
+
+MISREAD = {  # name → (the file, model_type, tokenizer_class): transformers 5.15.0 reads another tokenizer
+    "bytes as Llama": (byte_level, "llama", "LlamaTokenizerFast"),
+    "bytes as Gemma": (byte_level, "gemma", None),
+    "digits in threes": (lambda: byte_level(digits(r"\p{N}{1,3}|[^\p{N}]+")), "qwen2", "PreTrainedTokenizerFast"),
+    "not normalised": (lambda: byte_level(digits(r"\p{N}| ?\p{L}+|[^\p{N}\p{L}]+")), "qwen3", "Qwen2Tokenizer"),
+    "compatibility forms": (lambda: byte_level(normaliser=normalizers.NFKC()), "gpt2", "GPT2TokenizerFast"),
+    "a space before": (lambda: byte_level(prefix=True), "gpt_neox", "GPTNeoXTokenizerFast"),
+    "Llama 2's own": (lambda: with_beginning(sentencepiece(legacy=True)), "llama", "LlamaTokenizer"),
+    "never a space before": (lambda: sentencepiece("never"), "llama", "LlamaTokenizerFast"),
+    "flags of tokens": (lambda: flagged(byte_level()), "qwen2", "Qwen2TokenizerFast"),
+    "no space is kept": (words, "qwen2", "PreTrainedTokenizerFast"),
+}
+READ = {
+    "Llama 2's as of now": (lambda: with_beginning(sentencepiece()), "llama", "LlamaTokenizerFast"),
+    "bytes": (lambda: with_beginning(flagged(byte_level())), "llama", "PreTrainedTokenizerFast"),
+    "pieces": (unigram, "mistral", "PreTrainedTokenizerFast"),
+}
+
+
+def write(folder: Path, tokenizer: Tokenizer, model_type: str, kind: str | None, **config) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n \n", encoding="utf-8")
+    config = {**NAMED, "tokenizer_class": kind, **config}
+    given = {key: value for key, value in config.items() if value is not None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(given), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
+    return folder
+
+
+def texts() -> list[str]:
+    """Others than those that are compared at loading."""
+    draw = random.Random(0)
+    pieces = [*"abcXYZ 0123456789\n\t.,+=()é汉ﬁ½▁", "  ", "is", "<|im_end|>", "<s>", "<think>", "CamelCase", "e\u0301"]
+    return ["".join(draw.choices(pieces, k=40)) for _ in range(50)]
+
+
+def differs(tokenizer, reference: Tokenizer) -> bool:
+    reference.no_truncation()
+    reference.no_padding()
+    for text in texts():
+        for added in (False, True):
+            ids = reference.encode(text, add_special_tokens=added).ids
+            try:
+                if tokenizer(text, add_special_tokens=added)["input_ids"] != ids:
+                    return True
+            except Exception:  # of tokenizers
+                return True
+            if tokenizer.decode(ids) != reference.decode(ids, skip_special_tokens=False):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("name", [*MISREAD, *READ])
+def test_what_is_read_and_written_is_the_files(name, tmp_path, caplog):
+    make, *kind = (MISREAD | READ)[name]
+    folder = write(tmp_path / "model", make(), *kind)
+    reference = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert differs(AutoTokenizer.from_pretrained(folder), reference) == (name in MISREAD)
+    for _ in range(2):
+        tokenizer = tokenizer_file.load(folder)
+        assert not differs(tokenizer, reference)
+        assert tokenizer.get_vocab() == reference.get_vocab()
+        assert {key: getattr(tokenizer, key) for key in NAMED} == NAMED
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len([line for line in said if "read as tokenizer.json says" in line]) == (name in MISREAD), "once"
+
+
+@pytest.mark.parametrize("name", ["bytes as Llama", "digits in threes", "Llama 2's own", "bytes"])
+def test_a_checkpoint_has_the_file_byte_for_byte_and_is_read_as_the_model_was(name, tmp_path):
+    make, model_type, kind = (MISREAD | READ)[name]
+    folder = write(tmp_path / "model", make(), model_type, kind)
+    saved = write(tmp_path / "saved", byte_level(), model_type, None)
+    content = (folder / "tokenizer.json").read_bytes()
+    tokenizer = tokenizer_file.load(folder)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    (folder / "tokenizer.json").unlink()  # a run outlives the folder that it began with
+    tokenizer_file.save(tokenizer, saved)
+    assert (saved / "tokenizer.json").read_bytes() == content
+    again = tokenizer_file.load(saved)
+    assert not differs(again, Tokenizer.from_str(content.decode()))
+    assert again.special_tokens_map == tokenizer.special_tokens_map
+    assert again.chat_template == tokenizer.chat_template
+
+
+def test_the_example_of_the_report_keeps_its_spaces(tmp_path):
+    """Several well-known models of mathematics are saved like this."""
+    folder = write(tmp_path / "model", byte_level(), "llama", "LlamaTokenizerFast")
+    text = "user\nWhat is 3 + 4?"
+    damaged = AutoTokenizer.from_pretrained(folder)
+    assert damaged.decode(damaged(text)["input_ids"]) == "userWhatis3+4?"
+    tokenizer = tokenizer_file.load(folder)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Path:
+    """A tiny Llama whose prompts begin with <s>, saved as in the report."""
+    folder = tmp_path_factory.mktemp("llama")
+    write(folder, with_beginning(byte_level()), "llama", "LlamaTokenizerFast")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=310, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_run_its_checkpoint_and_its_samples_have_the_files_tokens(llama, tmp_path, run_script, monkeypatch):
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    examples = tmp_path / "examples.jsonl"
+    examples.write_text(json.dumps({"prompt": "What is 3 + 4?", "response": "3 + 4 = 7"}), encoding="utf-8")
+    bindings = [
+        *(
+            "Work.model = @SupervisedModel()",
+            "SupervisedModel.model = @PretrainedModel()",
+            "SupervisedModel.epochs = 1",
+        ),
+        *("SupervisedModel.examples = @SupervisedFile()", f"SupervisedFile.path = {str(examples)!r}"),
+        *("SupervisedModel.prompts = @Prompts()", "SupervisedModel.sampling = @Sampling()"),
+        *("SupervisedModel.machine = @LocalEngine()", "Prompts.template = 'Say  it:\\n{question}'", "train.steps = 1"),
+        *("train.eval_every = 1", "LoRA.rank = 2"),
+    ]
+    train_small(llama, tmp_path / "run", *bindings)
+    checkpoint, content = tmp_path / "run" / "checkpoint-1", (llama / "tokenizer.json").read_bytes()
+    merged = lora.merge(checkpoint / "adapter", tmp_path / "cache")
+    for folder in (*(tmp_path / "cache").glob("supervised-*[0-9a-f]"), checkpoint, merged):
+        assert (folder / "tokenizer.json").read_bytes() == content
+        assert not differs(evaluated_model.load(str(folder))[0].tokenizer, Tokenizer.from_buffer(content))
+    [sample, *_] = (tmp_path / "run" / "evaluation" / "1" / "validation" / "samples.jsonl").read_text().splitlines()
+    prompt = json.loads(sample)["prompt"]
+    assert prompt.startswith("<s>Say  it:\n"), "as the ids say it: with the token that begins a text"
+    done = run_script("train.py", "--gin", "toy.gin", *set_words(small_bindings(llama, *bindings)), "--dry-run")
+    assert f"\n{' ' * 12}<s>Say  it:\n{' ' * 12}" in done.stdout
+
+
+def test_a_name_of_the_class_stays_where_the_file_has_the_token(tmp_path):
+    folder = write(tmp_path / "model", byte_level(), "llama", "LlamaTokenizerFast", **dict.fromkeys(NAMED))
+    assert tokenizer_file.load(folder).eos_token == "</s>"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"eos_token": "<|done|>"},
+            r"1 tokens have other ids, or are not in the file \(<\|done\|>\); what ",
+        ),
+        ({"extra_special_tokens": ["<|a|>", "<|b|>"]}, r"2 tokens .* \(<\|a\|>, <\|b\|>\)"),
+        ({"pad_token": "[PAD]"}, r"1 tokens .* \(\[PAD\]\)"),
+    ],
+)
+def test_a_token_that_the_file_does_not_have_is_refused(config, message, tmp_path):
+    folder = write(tmp_path / "model", byte_level(), "llama", "LlamaTokenizerFast", **config)
+    with pytest.raises(WeightsError, match=rf"{folder}: transformers does not read the tokenizer that .*: {message}"):
+        tokenizer_file.load(folder)
+
+
+def test_one_place_loads_tokenizers():
+    """A GGUF file has no tokenizer.json: its tokenizer is converted once, and loaded from the folder that is made."""
+    files = [*(ROOT / "exgrpo_orlhf").rglob("*.py"), *(ROOT / "scripts").glob("*.py"), *(ROOT / "evals").glob("*.py")]
+    pattern = re.compile(r"Tokenizer\w*\.from_pretrained|llm\.get_tokenizer|utils import get_tokenizer")
+    places = {path.name for path in files if pattern.search(path.read_text(encoding="utf-8"))}
+    assert places == {"tokenizer_file.py", "pretrained.py"}
+
+
+@pytest.mark.parametrize("template", ["plain", "simplerl"])
+def test_a_tokenizer_that_appends_an_end_token_is_refused(template, tmp_path):
+    inner = byte_level()
+    ids = [(token, inner.token_to_id(token)) for token in ("<s>", "</s>")]
+    for single, refused in (("<s> $A", False), ("<s> $A </s>", True)):
+        inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+        tokenizer = tokenizer_file.load(write(tmp_path / "model", inner, "llama", "PreTrainedTokenizerFast"))
+        if refused:
+            with pytest.raises(ValueError, match=r"appends '</s>' to a prompt.* post_processor in tokenizer\.json"):
+                PromptEncoder(Prompts(template), tokenizer)
+        else:
+            encoder = PromptEncoder(Prompts(template), tokenizer)
+            assert encoder.encode(Question.make("s", "1", "1"))[0] == tokenizer.bos_token_id
