@@ -189,23 +189,18 @@ def _insert(model: PreTrainedModel, settings: LoRA, base: str | Path) -> tuple[A
 
 
 def _require_complete(wrapped: Any, folder: Path, base: str) -> None:
-    """Raises AdapterError for an adapter in `folder`, loaded into `wrapped`, of which peft left something out or took
-    weights of the base model: it only warns of the former, and says nothing of the latter."""
+    """Raises AdapterError if peft left out a part of the adapter, or took a base model's weights from its folder."""
     import peft
     from peft.utils.constants import EMBEDDING_LAYER_NAMES  # which may be saved with an adapter
 
     result = wrapped.load_adapter(folder, _NAME)  # once more, for what it returns
-    of_base = {_base_name(name) for name, _ in wrapped.named_parameters()}
-    of_base = {name for name in of_base if not {*EMBEDDING_LAYER_NAMES} & {*name.split(".")}}
-    of_base -= {*map(_base_name, peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False))}
-    problems = {
-        "lacks {} tensors": result.missing_keys,
-        "has {} tensors without a place": result.unexpected_keys,
-        "has {} weights of a base model": of_base
-        & {*map(_base_name, peft.load_peft_weights(str(folder), device="cpu"))},
-    }
-    if texts := [f"{what.format(len(names))} ({min(names)})" for what, names in problems.items() if names]:
-        raise AdapterError(f"{folder} {', '.join(texts)}: it is incomplete, or not an adapter of {base}")
+    others = {*map(_base_name, peft.load_peft_weights(str(folder), device="cpu"))}
+    others -= {*map(_base_name, peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False))}
+    others &= {_base_name(name) for name, _ in wrapped.named_parameters()}
+    of_base = [name for name in others if not {*EMBEDDING_LAYER_NAMES} & {*name.split(".")}]
+    problems = {"missing": result.missing_keys, "without a place": result.unexpected_keys, "of a base model": of_base}
+    if texts := [f"{len(names)} tensors {what} ({min(names)})" for what, names in problems.items() if names]:
+        raise AdapterError(f"{folder}: {', '.join(texts)}: it is incomplete, or no adapter of {base}")
 
 
 def _base_name(name: str) -> str:

@@ -158,8 +158,7 @@ def requests_of(
 
 def render_prompt(encoder: PromptEncoder, question: Question) -> Prompt:
     """Raises ValueError for a question that cannot be rendered."""
-    ids = encoder.encode(question)
-    return str(encoder.tokenizer.decode(ids)), tuple(ids), tuple(encoder.turns(question))
+    return str(encoder.tokenizer.decode(ids := encoder.encode(question))), tuple(ids), tuple(encoder.turns(question))
 
 
 class RequestBuilder:

@@ -76,9 +76,7 @@ def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase
         manifest.verify_model(Path(path))
         transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
         tokenizer = tokenizer_file.load(path)
-    except weights.WeightsError:
-        raise
-    except manifest.ManifestError as error:
+    except (weights.WeightsError, manifest.ManifestError) as error:
         raise weights.WeightsError(str(error)) from error
     except Exception as error:  # OSError without a network, ValueError, KeyError, …
         raise weights.WeightsError(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
-_PROBE = Question.make("", "1", "1")  # a digit, which even the tokenizers of the tiny models have
+_PROBE = Question.make("the first check", "1", "1")  # a digit, which even the tokenizers of the tiny models have
 
 
 @dataclass(frozen=True)
@@ -103,18 +103,19 @@ class PromptEncoder:
             )
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
         self._encoded: dict[str, list[int]] = {}
+        self._observed: set[str] = set()  # questions with such an observation
         self._ends: list[int] = []
         self._special = SpecialTokens(tokenizer)
-        self._parts = self._special.split(settings.template) if own else []  # of the user's own text
+        # The parts of the user's own text between its special tokens, and these.
+        self._parts = re.split(f"({self._special.pattern.pattern})", settings.template) if own else []
         # A text with special tokens has all of them, including the beginning-of-text token: encoding must add none.
         self._adds = not (self._chat or template.tokens or len(self._parts) > 1)
         text, ids = self.render(_PROBE), self.token_ids(_PROBE)
-        bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        bare = tokenizer(text, add_special_tokens=False)["input_ids"]
         if self._adds and bare and ids[-len(bare) :] != bare:
             raise ValueError(
-                f"the tokenizer of {tokenizer.name_or_path} appends {tokenizer.decode(ids[-1:])!r} to a prompt, and a "
-                "response would begin behind it: take it out of the post_processor in tokenizer.json, or write prompts "
-                "by a template with special tokens of its own, such as Prompts.template = 'chat'"
+                f"Prompts.template = {settings.template!r}: the tokenizer of {tokenizer.name_or_path} appends "
+                f"{tokenizer.decode(ids[-1:])!r} to a prompt; take that out of the post_processor in its tokenizer.json"
             )
         # The <think> that ends the prompt, with the white space behind it; '' if there is none.
         self._opened = "".join(re.findall(r"<think>\s*\Z", text))
@@ -180,7 +181,7 @@ class PromptEncoder:
                     f"{sum(each > limit for each in lengths)} of {len(questions)} prompts are too long, up to "
                     f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out): {error}"
                 ) from error
-            text = self._text(question)
+            text = _text(question)
             for character in set(text).difference(readable):
                 readable[character] = unicodedata.category(character)[0] not in "LNPS" or self._has(character)
             if lost := [character for character in dict.fromkeys(text) if not readable[character]]:
@@ -188,11 +189,8 @@ class PromptEncoder:
                     f"{_name(question)}: the model's tokenizer has no token for {' '.join(lost[:10])}; take another "
                     "model, or leave the question out of the set"
                 )
-        if marked := [question for question in questions if self._special.found_in(self._text(question))]:
-            log.warning(
-                "%d questions hold the text of a special token, which is encoded as text, not as that token: %s",
-                *(len(marked), "; ".join(map(_name, marked[:5]))),
-            )
+        if marked := [_name(question) for question in questions if self._special.pattern.search(_text(question))]:
+            log.warning("%d questions hold special tokens, encoded as text: %s", len(marked), "; ".join(marked[:5]))
 
     def _has(self, character: str) -> bool:
         ids = self.tokenizer(character, add_special_tokens=False)["input_ids"]
@@ -281,53 +279,47 @@ class PromptEncoder:
                 f"Prompts.template = {self.settings.template!r} writes {', '.join(template.turns)}"
             )
         parts = [template.turns[role].format(content) for role, content in turns]
-        answer = template.answer
         if turns[-1][0] == "assistant":  # a prefill: the response goes on with it
             opening = template.turns["assistant"].partition("{}")[0]
-            parts[-1], answer = f"{answer.removesuffix(opening.rstrip())}{opening}{turns[-1][1]}", ""
-        return template.between.join([*parts, answer] if answer else parts)
+            parts[-1] = f"{template.answer.removesuffix(opening.rstrip())}{opening}{turns[-1][1]}"
+        elif template.answer:
+            parts.append(template.answer)
+        return template.between.join(parts)
 
     def _by_chat_template(self, turns: list[Message], name: str) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
-        prefill, system = turns[-1][0] == "assistant", [content for role, content in turns if role == "system"]
+        ending = "continue_final_message" if turns[-1][0] == "assistant" else "add_generation_prompt"  # or a prefill
         where = f"{name}: the chat template of {self.tokenizer.name_or_path}"
+        system = ["".join(content.split()) for role, content in turns if role == "system"]
         remedy = "; Prompts.system = '' leaves the system message out" if system else ""
         try:
-            text = str(
-                self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=not prefill, continue_final_message=prefill
-                )
-            )
+            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **{ending: True}))
         except Exception as error:  # a template is a program, which can fail in any way
             raise ValueError(f"{where} fails: {first_line(error)}{remedy}") from error
-        if lost := [content for content in system if "".join(content.split()) not in "".join(text.split())]:
-            raise ValueError(f"{where} does not write the system message {lost[0]!r:.80}{remedy}")
+        if any(content not in "".join(text.split()) for content in system):
+            raise ValueError(f"{where} does not write its system message{remedy}")
         return text
-
-    @staticmethod
-    def _messages(question: Question) -> list[Message]:
-        return [("user", question.prompt)] if isinstance(question.prompt, str) else list(question.prompt)
 
     def token_ids(self, question: Question) -> list[int]:
         """The prompt's token ids, however many. The text of a special token in the question is no token."""
         text = self.render(question)
-        if not self._special.found_in(self._text(question)):
-            return list(self.tokenizer(text, add_special_tokens=self._adds)["input_ids"])
-        hidden = tuple((role, self._special.hide(content)) for role, content in self._messages(question))
-        return self._special.encode(self.render(replace(question, prompt=hidden)), self._adds)
+        if self._special.pattern.search(_text(question)):
+            hidden = tuple((role, self._special.hide(content)) for role, content in _messages(question))
+            return self._special.encode(self.render(replace(question, prompt=hidden)), self._adds)
+        return list(self.tokenizer(text, add_special_tokens=self._adds)["input_ids"])
 
-    def encode_observation(self, text: str) -> list[int]:
-        """The token ids of a text that is added to a prompt, as a question's are."""
-        if not self._special.found_in(text):
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return self._special.encode(self._special.hide(text), False)
-
-    def _text(self, question: Question) -> str:
-        return "".join(content for _, content in self._messages(question))
+    def encode_observation(self, text: str, question: Question) -> list[int]:
+        """The token ids of what is added to a question's prompt, encoded as the question is."""
+        if self._special.pattern.search(text):
+            if question.id not in self._observed:
+                log.warning("an observation holds the text of a special token, encoded as text: %s", _name(question))
+                self._observed.add(question.id)
+            return self._special.encode(self._special.hide(text), False)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def turns(self, question: Question) -> list[Message]:
         """The question's messages, with the system message that the settings ask for."""
-        turns = self._messages(question)
+        turns = _messages(question)
         own = turns[0][0] == "system"
         if self.settings.system is not None:
             system, turns = self.settings.system, turns[own:]
@@ -335,9 +327,15 @@ class PromptEncoder:
         return turns if own or self._template.system is None else [("system", self._template.system), *turns]
 
 
+def _messages(question: Question) -> list[Message]:
+    return [("user", question.prompt)] if isinstance(question.prompt, str) else list(question.prompt)
+
+
+def _text(question: Question) -> str:
+    return "".join(content for _, content in _messages(question))
+
+
 def _name(question: Question) -> str:
-    if question is _PROBE:
-        return "a prompt"
     start = question.prompt if isinstance(question.prompt, str) else question.prompt[-1][1]
     return f"question {question.id} of {question.source} ({start[:60]!r} …)"
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ import torch
 from openrlhf.models import Actor
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
+from openrlhf.utils import utils as openrlhf_utils
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
@@ -31,7 +33,6 @@ from ..model import mixing_of_rows, response_stats
 from ..rows import ForwardRow, padded
 from .gradient_guard import GradientGuard
 from .policy_loss import MixedLoss
-from .read_tokenizer import get_tokenizer
 
 KEEP_ALL = 10**9  # checkpoints, GiB: OpenRLHF removes none; checkpoints/folder.py removes old ones
 
@@ -199,7 +200,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         experiment, ds = strategy.args.exgrpo, strategy.args.ds
         make = partial(MixedActor, lora=experiment.lora, seed=experiment.settings.seed)
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, make, in_order
-        ppo_actor.get_tokenizer = get_tokenizer
+        openrlhf_utils.AutoTokenizer = SimpleNamespace(from_pretrained=lambda path, **_: tokenizer_file.load(path))
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         PromptEncoder(experiment.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model

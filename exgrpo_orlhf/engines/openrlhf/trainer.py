@@ -17,6 +17,7 @@ from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
+from ... import tokenizer_file
 from ...checkpoints import CheckpointError, name_end_tokens
 from ...environments.playing import episode_seeds, player_of
 from ...files import Files
@@ -32,7 +33,6 @@ from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .flags import scheduler_steps
 from .output import mark_messages
-from .read_tokenizer import get_tokenizer
 from .samples_generator import Request, Sampler, results
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,9 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         """
         mark_messages()
         args = strategy.args
-        tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.data.disable_fast_tokenizer)
+        tokenizer = tokenizer_file.load(pretrain)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as OpenRLHF's actors have it
+        tokenizer.padding_side = "left"
         super().__init__(strategy, *groups, tokenizer)
         ppo_trainer.balance_experiences = keep_order  # train_step looks it up as a global
         self.experience_maker = MixedExperienceMaker(
