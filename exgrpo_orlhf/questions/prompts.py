@@ -281,7 +281,7 @@ class PromptEncoder:
         parts = [template.turns[role].format(content) for role, content in turns]
         if turns[-1][0] == "assistant":  # a prefill: the response goes on with it
             opening = template.turns["assistant"].partition("{}")[0]
-            parts[-1] = f"{template.answer.removesuffix(opening.rstrip())}{opening}{turns[-1][1]}"
+            parts[-1] = f"{template.answer.removesuffix(opening.rstrip(' '))}{opening}{turns[-1][1]}"
         elif template.answer:
             parts.append(template.answer)
         return template.between.join(parts)

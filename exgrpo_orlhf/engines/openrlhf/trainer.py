@@ -76,8 +76,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         mark_messages()
         args = strategy.args
         tokenizer = tokenizer_file.load(pretrain)
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # as OpenRLHF's actors have it
-        tokenizer.padding_side = "left"
+        tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.pad_token or tokenizer.eos_token
         super().__init__(strategy, *groups, tokenizer)
         ppo_trainer.balance_experiences = keep_order  # train_step looks it up as a global
         self.experience_maker = MixedExperienceMaker(
