@@ -6,14 +6,12 @@ import json
 import logging
 import random
 import re
-from pathlib import Path
 
 import pytest
-import torch
 from run_builders import ROOT, set_words, small_bindings, train_small
-from tokenizer_builders import MISREAD, NAMED, READ, byte_level, with_beginning, write
+from tokenizer_builders import MISREAD, NAMED, READ, byte_level, misread_llama, write
 from tokenizers import Tokenizer, processors
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer
 
 from exgrpo_orlhf import tokenizer_file
 from exgrpo_orlhf.engines import lora
@@ -88,21 +86,8 @@ def test_the_example_of_the_report_keeps_its_spaces(tmp_path):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory) -> Path:
-    """A tiny Llama whose prompts begin with <s>, saved as in the report."""
-    folder = tmp_path_factory.mktemp("llama")
-    write(folder, with_beginning(byte_level()), "llama", "LlamaTokenizerFast")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=310, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
-        max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=2, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def test_a_run_its_checkpoint_and_its_samples_have_the_files_tokens(llama, tmp_path, run_script, monkeypatch):
+def test_a_run_its_checkpoint_and_its_samples_have_the_files_tokens(tmp_path, run_script, monkeypatch):
+    llama = misread_llama(tmp_path / "llama")
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
     examples = tmp_path / "examples.jsonl"
     examples.write_text(json.dumps({"prompt": "What is 3 + 4?", "response": "3 + 4 = 7"}), encoding="utf-8")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
 
 TEXT = ["user\nWhat is 3 + 4?", "def f(x):\n    return x ** 2", "It's 12345 in a naïve café: 汉字 の 3.14"] * 3
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
@@ -109,4 +111,16 @@ def write(folder: Path, tokenizer: Tokenizer, model_type: str, kind: str | None,
     given = {key: value for key, value in config.items() if value is not None}
     (folder / "tokenizer_config.json").write_text(json.dumps(given), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}), encoding="utf-8")
+    return folder
+
+
+def misread_llama(folder: Path) -> Path:
+    """A tiny Llama whose prompts begin with <s>, with a byte-level tokenizer that is saved as Llama's."""
+    write(folder, with_beginning(byte_level()), "llama", "LlamaTokenizerFast")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=310, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
     return folder
