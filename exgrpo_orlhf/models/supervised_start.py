@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 Example = tuple[Question, str]  # the response without end token
 CURVE = "supervised.jsonl"  # in the model's folder, in the form of metrics.jsonl
 log = logging.getLogger(__name__)
-FORMAT = 1  # raise it when the same settings would give another model
+FORMAT = 2  # raise it when the same settings would give another model
 _WARMUP = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
 
 
