@@ -288,12 +288,12 @@ class PromptEncoder:
 
     def _by_chat_template(self, turns: list[Message], name: str) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
-        ending = "continue_final_message" if turns[-1][0] == "assistant" else "add_generation_prompt"  # or a prefill
+        ending: Any = {"continue_final_message" if turns[-1][0] == "assistant" else "add_generation_prompt": True}
         where = f"{name}: the chat template of {self.tokenizer.name_or_path}"
         system = ["".join(content.split()) for role, content in turns if role == "system"]
         remedy = "; Prompts.system = '' leaves the system message out" if system else ""
         try:
-            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **{ending: True}))
+            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **ending))
         except Exception as error:  # a template is a program, which can fail in any way
             raise ValueError(f"{where} fails: {first_line(error)}{remedy}") from error
         if any(content not in "".join(text.split()) for content in system):
