@@ -30,13 +30,15 @@ def load(path: str | Path) -> Any:
 
     Raises WeightsError if transformers cannot be made to read the file, and what transformers raises.
     """
+    from transformers.utils.hub import cached_file
+
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    if file := transformers.utils.cached_file(str(path), FILE, _raise_exceptions_for_missing_entries=False):
+    if file := cached_file(str(path), FILE, _raise_exceptions_for_missing_entries=False):
         content = Path(file).read_bytes()
         if misread := _difference(tokenizer, content):
             misreader, tokenizer = tokenizer, transformers.PreTrainedTokenizerFast.from_pretrained(path)
             if still := _difference(tokenizer, content):
-                raise WeightsError(f"{path}: transformers does not read the tokenizer that {FILE} describes: {still}")
+                raise WeightsError(f"{path}: tokenizer_config.json needs another {FILE} than the one there: {still}")
             for name, token in misreader.special_tokens_map.items():  # those that its class names, if they exist
                 if getattr(tokenizer, name, "") is None and str(token) in tokenizer.get_vocab():
                     setattr(tokenizer, name, token)
@@ -74,5 +76,4 @@ def _difference(tokenizer: Any, content: bytes) -> str | None:
             if ids != expected or words != reference.decode(expected, skip_special_tokens=False):
                 return f"{text!r:.80} is read as {words!r:.80}, {len(ids)} tokens for {len(expected)}"
     names = sorted(name for name, _ in tokenizer.get_vocab().items() ^ reference.get_vocab().items())
-    about = "other ids, or are not in the file; what tokenizer_config.json names must be in the file too"
-    return f"{len({*names})} tokens, such as {', '.join(names[:3])}, have {about}" if names else None
+    return f"{len({*names})} tokens are not in it, or have other ids: {', '.join(names[:3])}" if names else None
