@@ -25,11 +25,9 @@ _REPORTED: set[str] = set()
 
 
 def load(path: str | Path) -> Any:
-    """The tokenizer of a folder or a hub id. Where transformers reads another one than the file's, the file wins, which
-    is said once. A tokenizer without tokenizer.json is read by transformers alone.
-
-    Raises WeightsError if transformers cannot be made to read the file, and what transformers raises.
-    """
+    """The tokenizer of a folder or a hub id. Where transformers reads another one than tokenizer.json's, the file wins,
+    which is said once; without that file transformers alone reads it. Raises WeightsError if that is impossible, and
+    what transformers raises."""
     from transformers.utils.hub import cached_file
 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
