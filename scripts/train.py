@@ -133,9 +133,9 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     No step is made, and no model is loaded except a GGUF file that must be converted first.
     """
     from huggingface_hub import try_to_load_from_cache
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
-    from exgrpo_orlhf import weights
+    from exgrpo_orlhf import tokenizer_file, weights
     from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
     from exgrpo_orlhf.engines.openrlhf import flags, memory
@@ -172,7 +172,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
             positions = getattr(config.get_text_config(), "max_position_embeddings", "any number of")
             print(f"model       {name}: {sizes[0]} parameters{trained}, {positions} positions")
             problems += filter(None, [too_few_positions(config, longest, name)])
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            tokenizer = tokenizer_file.load(path)
             names = (f"{stem}{end}" for stem in WEIGHTS for end in ("", ".index.json"))
             if Path(path).is_dir() or any(isinstance(try_to_load_from_cache(path, each), str) for each in names):
                 with _noted(problems):
@@ -181,9 +181,9 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
                 problems.append(f"the weights of {path} are not in the hub's cache here: hf download {path}")
             prompts = PromptEncoder(experiment.prompts, tokenizer)
             for question in training[:1]:
-                tokens = len(prompts.token_ids(question))
-                print(f"prompt      {tokens} tokens, with a question of {question.source}:")
-                print(textwrap.indent(prompts.render(question), " " * 12, lambda _: True), flush=True)
+                ids = prompts.token_ids(question)
+                print(f"prompt      {len(ids)} tokens, with a question of {question.source}:")
+                print(textwrap.indent(str(tokenizer.decode(ids)), " " * 12, lambda _: True), flush=True)
             prompts.check([*training, *validation])
     updates = experiment.optimizer.steps_per_batch * experiment.optimizer.passes_per_batch
     print(f"batch       {s.questions_per_step} questions × {s.group_size} rows of at most {longest:,} tokens", end="; ")

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import cache, files, weights
+from .. import cache, files, tokenizer_file, weights
 from ..checkpoints import manifest
 from ..lazy import torch, transformers
 from ..settings import LoRA
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FOLDER = "adapter"  # of a checkpoint
 CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
-FORMAT = 1  # of merged adapters in the cache; raise it when the same adapter would give another folder
+FORMAT = 2  # of merged adapters in the cache; raise it when the same adapter would give another folder
 _NAME = "default"  # peft's name of a model's only adapter
 
 
@@ -188,6 +188,21 @@ def _insert(model: PreTrainedModel, settings: LoRA, base: str | Path) -> tuple[A
     return wrapped, layers
 
 
+def _require_complete(wrapped: Any, folder: Path, base: str) -> None:
+    """Raises AdapterError if peft left out a part of the adapter, or took a base model's weights from its folder."""
+    import peft
+    from peft.utils.constants import EMBEDDING_LAYER_NAMES  # which may be saved with an adapter
+
+    result = wrapped.load_adapter(folder, _NAME)  # once more, for what it returns
+    others = {*map(_base_name, peft.load_peft_weights(str(folder), device="cpu"))}
+    others -= {*map(_base_name, peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False))}
+    others &= {_base_name(name) for name, _ in wrapped.named_parameters()}
+    of_base = [name for name in others if not {*EMBEDDING_LAYER_NAMES} & {*name.split(".")}]
+    problems = {"missing": result.missing_keys, "without a place": result.unexpected_keys, "of a base model": of_base}
+    if texts := [f"{len(names)} tensors {what} ({min(names)})" for what, names in problems.items() if names]:
+        raise AdapterError(f"{folder}: {', '.join(texts)}: it is incomplete, or no adapter of {base}")
+
+
 def _base_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
@@ -237,7 +252,7 @@ def merge(folder: Path, directory: Path) -> Path:
     try:
         manifest.verify_model(folder.parent, folder.name)
         base = weights.locate(base)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(own or base, trust_remote_code=False)
+        tokenizer = tokenizer_file.load(own or base)
         weights.check(base, tokenizer)
         origin = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
         if origin and origin["weights"] != weights.fingerprint(base):
@@ -245,6 +260,7 @@ def merge(folder: Path, directory: Path) -> Path:
         loading: Any = transformers.AutoModelForCausalLM
         model = loading.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
         wrapped = peft.PeftModel.from_pretrained(model, folder)
+        _require_complete(wrapped, folder, base)
         merged: Any = wrapped.merge_and_unload(safe_merge=True)
     except AdapterError:
         raise
@@ -253,5 +269,5 @@ def merge(folder: Path, directory: Path) -> Path:
         raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({message})") from error
     with cache.making(target) as unfinished:
         merged.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
+        tokenizer_file.save(tokenizer, unfinished)
     return target

@@ -149,7 +149,7 @@ class Play:
             self.going = False
             return
         long = len(added) > _LONGEST_TOKEN * self.room
-        ids = self.player.tokenizer(added, add_special_tokens=False)["input_ids"] if added and not long else []
+        ids = self.player.prompts.encode_observation(added, self.question) if added and not long else []
         # Without room for a token after it, or another turn, an observation is no part of the episode.
         if long or self.turns == self.player.environment.max_turns or len(ids) >= self.room:
             if self.turns == 0:

@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from .. import paths
+from .. import paths, tokenizer_file
 from ..checkpoints import BEST, find
 from ..engines import lora
 from ..environments.playing import Player, player_of
@@ -108,12 +108,12 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
 
 def served(name: str, tokenizer_name: str | None) -> EvaluatedModel:
     """A model of a server. tokenizer_name: folder or hub id; None: only the server has it. Raises ModelError."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     if tokenizer_name is None:
         return EvaluatedModel(name, None, None)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=False)
+        tokenizer = tokenizer_file.load(tokenizer_name)
     except _UNREADABLE as error:
         raise ModelError(f"--tokenizer {tokenizer_name}: {' '.join(str(error).split())[:300]}") from error
     try:
@@ -160,7 +160,7 @@ def requests_of(
 
 def render_prompt(encoder: PromptEncoder, question: Question) -> Prompt:
     """Raises ValueError for a question that cannot be rendered."""
-    return encoder.render(question), tuple(encoder.encode(question)), tuple(encoder.turns(question))
+    return str(encoder.tokenizer.decode(ids := encoder.encode(question))), tuple(ids), tuple(encoder.turns(question))
 
 
 class RequestBuilder:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from .. import checkpoints
+from .. import checkpoints, tokenizer_file
 from ..evaluation import html
 from ..files import write
 from ..records import Question
@@ -84,9 +84,7 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
 
 
 def _decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:
-    from transformers import AutoTokenizer  # seconds
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+    tokenizer = tokenizer_file.load(checkpoint)
     return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import cache, files, paths, weights
+from .. import cache, files, paths, tokenizer_file, weights
 from ..checkpoints import manifest
 from ..engines import lora
 from ..lazy import transformers
@@ -75,8 +75,8 @@ def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase
     try:
         manifest.verify_model(Path(path))
         transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except manifest.ManifestError as error:
+        tokenizer = tokenizer_file.load(path)
+    except (weights.WeightsError, manifest.ManifestError) as error:
         raise weights.WeightsError(str(error)) from error
     except Exception as error:  # OSError without a network, ValueError, KeyError, …
         raise weights.WeightsError(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from .. import cache, files, paths
+from .. import cache, files, paths, tokenizer_file
 from ..checkpoints import manifest, name_end_tokens
 from ..engines.rows import ForwardRow
 from ..lazy import torch, transformers
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 Example = tuple[Question, str]  # the response without end token
 CURVE = "supervised.jsonl"  # in the model's folder, in the form of metrics.jsonl
 log = logging.getLogger(__name__)
-FORMAT = 1  # raise it when the same settings would give another model
+FORMAT = 2  # raise it when the same settings would give another model
 _WARMUP = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
 
 
@@ -156,8 +156,7 @@ class SupervisedModel:
         examples = self.examples.examples()
         require(bool(examples), "SupervisedModel.examples has no examples; bind a source that has some")
         config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(base, trust_remote_code=False)
-        prompts = PromptEncoder(self.prompts, tokenizer)
+        prompts = PromptEncoder(self.prompts, tokenizer_file.load(base))
         folder = paths.cache(self.cache) / f"supervised-{self._key(base, config, examples, prompts)}"
         work = folder.with_name(f"{folder.name}.unfinished")
         if not cache.has(folder):
@@ -217,7 +216,7 @@ class SupervisedModel:
             self._train(training, work)
             with cache.making(folder) as unfinished:
                 model.save_pretrained(unfinished)
-                prompts.tokenizer.save_pretrained(unfinished)
+                tokenizer_file.save(prompts.tokenizer, unfinished)
                 name_end_tokens(unfinished, prompts.turn_ends())
                 shutil.copy(work / CURVE, unfinished)
         finally:

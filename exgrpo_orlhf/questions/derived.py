@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import tokenizer_file
 from ..records import Question
 from ..settings import require, require_reference
 from .prompts import PromptEncoder, Prompts
@@ -96,10 +97,7 @@ class LengthFilter:
 
     def load(self) -> list[Question]:
         """The questions that fit, in their order. Raises ValueError if none fits, or a prompt cannot be written."""
-        from transformers import AutoTokenizer  # seconds; only where prompts are counted
-
-        tokenizer = AutoTokenizer.from_pretrained(str(self.model.prepare()), trust_remote_code=False)
-        encoder = PromptEncoder(self.prompts, tokenizer)
+        encoder = PromptEncoder(self.prompts, tokenizer_file.load(self.model.prepare()))
         limit = self.prompts.max_tokens
         questions = self.questions.load()
         lengths = [len(encoder.token_ids(question)) for question in questions]

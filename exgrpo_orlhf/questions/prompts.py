@@ -9,21 +9,25 @@ import os
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from .. import tokenizer_file
 from ..records import Message, Question
 from ..settings import require
+from ..weights import first_line
+from .special_tokens import SpecialTokens
 from .templates import TEMPLATES, Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
-_PROBE = Question.make("", "1", "1")  # a digit, which even the tokenizers of the tiny models have
+_PROBE = Question.make("the first check", "1", "1")  # a digit, which even the tokenizers of the tiny models have
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,20 @@ class PromptEncoder:
             )
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
         self._encoded: dict[str, list[int]] = {}
+        self._observed: set[str] = set()  # questions with such an observation
         self._ends: list[int] = []
-        special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special and own]
+        self._special = SpecialTokens(tokenizer)
         # The parts of the user's own text between its special tokens, and these.
-        self._parts = re.split(f"({'|'.join(map(re.escape, special)) or '$^'})", settings.template)
+        self._parts = re.split(f"({self._special.pattern.pattern})", settings.template) if own else []
         # A text with special tokens has all of them, including the beginning-of-text token: encoding must add none.
         self._adds = not (self._chat or template.tokens or len(self._parts) > 1)
         text, ids = self.render(_PROBE), self.token_ids(_PROBE)
+        bare = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if self._adds and bare and ids[-len(bare) :] != bare:
+            raise ValueError(
+                f"Prompts.template = {settings.template!r}: the tokenizer of {tokenizer.name_or_path} appends "
+                f"{tokenizer.decode(ids[-1:])!r} to a prompt; take that out of the post_processor in its tokenizer.json"
+            )
         # The <think> that ends the prompt, with the white space behind it; '' if there is none.
         self._opened = "".join(re.findall(r"<think>\s*\Z", text))
         if not own and settings.chat_template_from is None:
@@ -170,7 +181,7 @@ class PromptEncoder:
                     f"{sum(each > limit for each in lengths)} of {len(questions)} prompts are too long, up to "
                     f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out): {error}"
                 ) from error
-            text = "".join(content for _, content in self._messages(question))
+            text = _text(question)
             for character in set(text).difference(readable):
                 readable[character] = unicodedata.category(character)[0] not in "LNPS" or self._has(character)
             if lost := [character for character in dict.fromkeys(text) if not readable[character]]:
@@ -178,6 +189,8 @@ class PromptEncoder:
                     f"{_name(question)}: the model's tokenizer has no token for {' '.join(lost[:10])}; take another "
                     "model, or leave the question out of the set"
                 )
+        if marked := [_name(question) for question in questions if self._special.pattern.search(_text(question))]:
+            log.warning("%d questions hold special tokens, encoded as text: %s", len(marked), "; ".join(marked[:5]))
 
     def _has(self, character: str) -> bool:
         ids = self.tokenizer(character, add_special_tokens=False)["input_ids"]
@@ -242,14 +255,15 @@ class PromptEncoder:
         """Hash of what gives token ids their meaning: the tokenizer, its chat template and ours."""
         ours = [self.settings.template, self.settings.system, asdict(self._template)]
         identity = [ours, self._chat, sorted(self.tokenizer.get_vocab().items())]
+        if "strftime_now" in str(self._chat):  # it may write the date, which is part of every prompt
+            identity.append(self.token_ids(_PROBE))
         return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
     def render(self, question: Question) -> str:
         """The text that is encoded. Raises ValueError for a role that the template cannot write."""
         turns, template = self.turns(question), self._template
         if self._chat or template.turns is None:
-            messages = [{"role": role, "content": content} for role, content in turns]
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            return self._by_chat_template(turns, _name(question))
         if not template.turns:
             text, roles = self.settings.template, [role for role, _ in turns]
             if roles != ["user"] and (roles != ["system", "user"] or "{system}" not in text):
@@ -265,24 +279,60 @@ class PromptEncoder:
                 f"Prompts.template = {self.settings.template!r} writes {', '.join(template.turns)}"
             )
         parts = [template.turns[role].format(content) for role, content in turns]
-        return template.between.join([*parts, template.answer] if template.answer else parts)
+        if turns[-1][0] == "assistant":  # a prefill: the response goes on with it
+            opening = template.turns["assistant"].partition("{}")[0]
+            parts[-1] = f"{template.answer.removesuffix(opening.rstrip(' '))}{opening}{turns[-1][1]}"
+        elif template.answer:
+            parts.append(template.answer)
+        return template.between.join(parts)
 
-    @staticmethod
-    def _messages(question: Question) -> list[Message]:
-        return [("user", question.prompt)] if isinstance(question.prompt, str) else list(question.prompt)
+    def _by_chat_template(self, turns: list[Message], name: str) -> str:
+        messages = [{"role": role, "content": content} for role, content in turns]
+        ending: Any = {"continue_final_message" if turns[-1][0] == "assistant" else "add_generation_prompt": True}
+        where = f"{name}: the chat template of {self.tokenizer.name_or_path}"
+        system = ["".join(content.split()) for role, content in turns if role == "system"]
+        remedy = "; Prompts.system = '' leaves the system message out" if system else ""
+        try:
+            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **ending))
+        except Exception as error:  # a template is a program, which can fail in any way
+            raise ValueError(f"{where} fails: {first_line(error)}{remedy}") from error
+        if any(content not in "".join(text.split()) for content in system):
+            raise ValueError(f"{where} does not write its system message{remedy}")
+        return text
 
     def token_ids(self, question: Question) -> list[int]:
-        """The prompt's token ids, however many."""
-        return list(self.tokenizer(self.render(question), add_special_tokens=self._adds)["input_ids"])
+        """The prompt's token ids, however many. The text of a special token in the question is no token."""
+        text = self.render(question)
+        if self._special.pattern.search(_text(question)):
+            hidden = tuple((role, self._special.hide(content)) for role, content in _messages(question))
+            return self._special.encode(self.render(replace(question, prompt=hidden)), self._adds)
+        return list(self.tokenizer(text, add_special_tokens=self._adds)["input_ids"])
+
+    def encode_observation(self, text: str, question: Question) -> list[int]:
+        """The token ids of what is added to a question's prompt, encoded as the question is."""
+        if self._special.pattern.search(text):
+            if question.id not in self._observed:
+                log.warning("an observation holds the text of a special token, encoded as text: %s", _name(question))
+                self._observed.add(question.id)
+            return self._special.encode(self._special.hide(text), False)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def turns(self, question: Question) -> list[Message]:
         """The question's messages, with the system message that the settings ask for."""
-        turns = self._messages(question)
+        turns = _messages(question)
         own = turns[0][0] == "system"
         if self.settings.system is not None:
             system, turns = self.settings.system, turns[own:]
             return [("system", system), *turns] if system else turns
         return turns if own or self._template.system is None else [("system", self._template.system), *turns]
+
+
+def _messages(question: Question) -> list[Message]:
+    return [("user", question.prompt)] if isinstance(question.prompt, str) else list(question.prompt)
+
+
+def _text(question: Question) -> str:
+    return "".join(content for _, content in _messages(question))
 
 
 def _name(question: Question) -> str:
@@ -291,12 +341,12 @@ def _name(question: Question) -> str:
 
 
 def _take_chat_template(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    from transformers import AutoTokenizer  # takes seconds
-
-    binding, words = f"Prompts.chat_template_from = {source!r}", [{"role": "user", "content": "1"}]
+    binding, user = f"Prompts.chat_template_from = {source!r}", {"role": "user", "content": "1"}
     try:
-        other = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        text = str(other.apply_chat_template(words, tokenize=False, add_generation_prompt=True))
+        other = tokenizer_file.load(source)
+        text = str(other.apply_chat_template([user], tokenize=False, add_generation_prompt=True))
+        with suppress(TemplateError):  # it takes no system message
+            text += str(other.apply_chat_template([{"role": "system", "content": "1"}, user], tokenize=False))
     except (OSError, ValueError, KeyError, TemplateError) as error:
         raise ValueError(f"{binding}: no chat template from there ({' '.join(str(error).split()):.300})") from error
     vocabulary = tokenizer.get_vocab()

@@ -98,8 +98,8 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
     manifest = _manifest(folder)
     if manifest["fingerprint"] != fingerprint:
         raise SnapshotError(
-            f"{folder}: this replay buffer was made with another tokenizer or prompt template (its fingerprint is "
-            f"{manifest['fingerprint']}, the run's is {fingerprint}); its token ids would mean something else"
+            f"{folder}: this replay buffer was made with another tokenizer or prompt template, or another day's date "
+            f"in it (fingerprint {manifest['fingerprint']}, not {fingerprint}); its token ids would mean something else"
         )
     for name in _TABLES:
         if not (folder / name).is_file():

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
+from .. import tokenizer_file
 from ..engines.job import Job, MakeEngine
 from ..engines.openrlhf.flags import divisible_questions
 from ..experiment import Experiment, Outcome
@@ -85,8 +85,7 @@ def smoke(experiment: Experiment, run: Path, tracking_uri: str) -> Iterator[str]
     uri = address(experiment.tracking, tracking_uri)
     training, validation = load_questions(experiment)
     path = experiment.model.prepare()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    prompts = PromptEncoder(experiment.prompts, tokenizer)
+    prompts = PromptEncoder(experiment.prompts, tokenizer_file.load(path))
     prompts.check([*training, *validation])
     longest = max(len(prompts.encode(question)) for question in [*training, *validation])
     counts = f"{len(training):,} to train on, {len(validation):,} for validation"

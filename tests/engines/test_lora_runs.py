@@ -6,14 +6,18 @@ import json
 import shutil
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from run_builders import small_bindings, train_small
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
+from exgrpo_orlhf.engines import lora
 from exgrpo_orlhf.evaluation import evaluated_model
+from exgrpo_orlhf.models.pretrained import PretrainedModel
 
 
 def go(model: Path, run: Path, *more: str, resume: bool = False) -> Path:
@@ -82,6 +86,70 @@ def test_an_adapter_of_a_damaged_checkpoint_is_refused(checkpoint, monkeypatch, 
     file.write_bytes(data)
     with pytest.raises(evaluated_model.ModelError, match=rf"{file}: the content is not what was saved"):
         evaluated_model.load(str(copy / "adapter"))
+
+
+A, B, PREFIX = ".layers.0.self_attn.q_proj.lora_A.weight", ".layers.1.mlp.up_proj.lora_B.weight", "base_model.model."
+NORM = "base_model.model.model.layers.0.input_layernorm.weight"
+FOREIGN = {  # what is done to the tensors (by name), and to the configuration → what is said
+    "without an A": (lambda s: {n: t for n, t in s.items() if not n.endswith(A)}, {}, r"1 tensors missing \(.*q_proj"),
+    "without a B": (lambda s: {n: t for n, t in s.items() if not n.endswith(B)}, {}, r"1 tensors missing \(.*up_proj"),
+    "without a layer": (lambda s: {n: t for n, t in s.items() if ".layers.1." not in n}, {}, "14 tensors missing"),
+    "empty": (lambda s: {}, {}, "28 tensors missing"),
+    "of another class": (
+        lambda s: {n.replace(PREFIX, "module."): t for n, t in s.items()},
+        {},
+        "28 .* without a place",
+    ),
+    "without a prefix": (lambda s: {n.removeprefix(PREFIX): t for n, t in s.items()}, {}, "28 tensors without a place"),
+    "of more layers": (
+        lambda s: s | {n.replace(".1.", ".2."): t + 0 for n, t in s.items()},
+        {},
+        "14 .* without a place",
+    ),
+    "of fewer targets": (lambda s: s, {"target_modules": ["q_proj"]}, "24 tensors without a place"),
+    "of other targets": (lambda s: {n: t for n, t in s.items() if "q_proj" in n}, {}, "24 tensors missing"),
+    "of another rank": (lambda s: s, {"r": 3}, "size mismatch"),
+    "with a norm": (lambda s: s | {NORM: torch.ones(32)}, {}, "1 tensors of a base model"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_an_incomplete_or_foreign_adapter_is_neither_merged_nor_kept_in_the_cache(
+    name, checkpoint, monkeypatch, tmp_path
+):
+    change, config, message = FOREIGN[name]
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    folder = shutil.copytree(checkpoint / "adapter", tmp_path / "foreign")
+    save_file(change(load_file(folder / "adapter_model.safetensors")), folder / "adapter_model.safetensors")
+    about = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**about, **config}))
+    for load in (evaluated_model.load, lambda path: PretrainedModel(path).prepare()):
+        with pytest.raises(ValueError, match=rf"{folder}: .*{message}"):
+            load(str(folder))
+    assert not [*(tmp_path / "cache").glob("merged-*")]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"use_dora": True},
+        {"bias": "all"},
+        {"modules_to_save": ["norm"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": "all-linear"},
+    ],
+    ids=str,
+)
+def test_every_kind_of_whole_adapter_that_peft_writes_is_merged(kind, warm_model, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float32)
+    named = {"base_model_name_or_path": str(warm_model), "task_type": "CAUSAL_LM", "init_lora_weights": False}
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(**{"target_modules": ["q_proj"], **named, **kind}))
+    wrapped.save_pretrained(tmp_path / "adapter")
+    merged = load_file(lora.merge(tmp_path / "adapter", tmp_path / "cache") / "model.safetensors")
+    expected = wrapped.merge_and_unload().state_dict()
+    assert all(torch.allclose(value, expected[name], atol=1e-6, rtol=0) for name, value in merged.items())
 
 
 def test_another_rank_is_another_run(checkpoint, warm_model):

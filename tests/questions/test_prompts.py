@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import string
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 from run_builders import ROOT, THINKING, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers.utils import chat_template_utils
 
 from exgrpo_orlhf.models.tiny_models import chain_tokenizer
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
@@ -309,3 +311,88 @@ def test_the_page_shows_every_built_in_template_as_it_is_written(letters):
         assert f"## `{name}`" in page
         assert f"```\n{text.rstrip(chr(10))}\n```" in page, name
     assert "## `chat`" in page
+
+
+# -- what a chat template cannot write --------------------------------------------------------------------------------
+
+TURNS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }};{% endfor %}"
+    "{{ '[assistant]' if add_generation_prompt }}"
+)
+PREFILLED = Question.make("s", (("system", "Be brief."), ("user", "1 + 2?"), ("assistant", "It is \\boxed{")), "3")
+
+
+def test_a_last_message_of_the_assistant_is_continued(letters):
+    letters.chat_template = TURNS
+    for template in ("chat", "qwen_math", "think_answer"):
+        text = written(Prompts(template), letters, PREFILLED)
+        assert text.endswith("It is \\boxed{"), template
+        assert text.count("assistant") == 1, "no second turn is opened"
+    end = "<|im_start|>assistant\nIt is \\boxed{"
+    assert written(Prompts("qwen_math"), letters, PREFILLED).endswith(f"1 + 2?<|im_end|>\n{end}")
+    letters.chat_template = None
+    end = "\nAnswer: It is \\boxed{"
+    assert written(Prompts("simplerl"), letters, PREFILLED).endswith(f"its result stands in {BOXED}.{end}")
+    assert written(Prompts("think_answer"), letters, PREFILLED).endswith(f"Question: 1 + 2?{end}")
+    assert written(Prompts("plain"), letters, PREFILLED) == "<s>Be brief.\n\n1 + 2?\n\nIt is \\boxed{"
+
+
+@pytest.mark.parametrize(
+    ("template", "question", "message"),
+    [
+        (TURNS.replace("m.content", "m.content | upper"), PREFILLED, "fails: continue_final_message is set but .* not"),
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", OWN_SYSTEM, "does not write its "),
+        (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('No system role') }}{% endif %}[assistant]",
+            OWN_SYSTEM,
+            "fails: No system role; Prompts.system = '' leaves the system message out",
+        ),
+        ("{{ messages[1].content + 1 if messages[1] else 'x' }}", OWN_SYSTEM, "fails: can only concatenate str"),
+        (
+            "{{ messages[1].nothing.content if messages[1] else 'x' }}",
+            OWN_SYSTEM,
+            "fails: .* has no attribute 'nothing'",
+        ),
+    ],
+)
+def test_what_a_chat_template_does_not_write_is_refused_with_row_and_remedy(template, question, message, letters):
+    letters.chat_template, letters.name_or_path = template, "owner/model"
+    encoder = PromptEncoder(Prompts("chat"), letters)
+    row = rf"^question {question.id} of s \(.*\): the chat template of owner/model"
+    with pytest.raises(ValueError, match=f"{row} {message}") as raised:
+        encoder.check([question])
+    assert ("Prompts.system = ''" in str(raised.value)) == (question.prompt[0][0] == "system")
+    PromptEncoder(Prompts("chat", system=""), letters).check([QUESTION])
+
+
+def test_a_bound_system_message_that_the_chat_template_drops_is_refused_at_once(letters):
+    letters.chat_template = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+    for settings in (Prompts("chat", system="Be brief."), Prompts("think_answer")):
+        with pytest.raises(ValueError, match=r"does not write its system message; Prompts\.system = '' leaves"):
+            PromptEncoder(settings, letters)
+
+
+@pytest.mark.parametrize(("dated", "same"), [("{{ strftime_now('%d %b %Y') }}", False), ("26 Jul 2024", True)])
+def test_a_template_that_writes_the_date_has_another_fingerprint_tomorrow(dated, same, letters, monkeypatch):
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=1)
+
+    letters.chat_template = f"{dated}{TURNS}"
+    today = [PromptEncoder(Prompts("chat"), letters).fingerprint() for _ in range(2)]
+    monkeypatch.setattr(chat_template_utils, "datetime", Tomorrow)
+    tomorrow = PromptEncoder(Prompts("chat"), letters).fingerprint()
+    assert today[0] == today[1]
+    assert (tomorrow == today[0]) == same
+
+
+def test_a_special_token_of_a_system_turn_is_missed_where_the_tokenizer_lacks_it(letters, tmp_path):
+    letters.add_special_tokens({"additional_special_tokens": ["<|system|>"]})
+    letters.chat_template = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' if m.role == 'system' }}{{ m.content }}{% endfor %}"
+    )
+    letters.save_pretrained(tmp_path / "other")
+    settings = Prompts("chat", chat_template_from=str(tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"its chat template writes <\|system\|>, which the tokenizer of"):
+        PromptEncoder(settings, byte_tokenizer())

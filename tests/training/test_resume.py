@@ -6,10 +6,12 @@ import itertools
 import json
 import math
 import random
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -24,10 +26,14 @@ from run_builders import (
     timeless,
     train_command,
     train_in,
+    train_small,
     wait_until,
 )
+from transformers import AutoTokenizer
+from transformers.utils import chat_template_utils
 
 from exgrpo_orlhf import checkpoints
+from exgrpo_orlhf.replay.snapshot import SnapshotError
 
 
 def start_process(model: Path, phase: list[str], run: Path) -> subprocess.Popen:
@@ -335,3 +341,20 @@ def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
     train_in(run, [*bindings(warm_model, MIXED_PHASE), "train.steps = 5"])
     run_here(warm_model, MIXED_PHASE, run, resume=True)
     assert_same_ending(run, straight["mixed"])
+
+
+def test_a_template_that_writes_the_date_cannot_be_resumed_on_another_day_unseen(raw_model, tmp_path, monkeypatch):
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(tz) + timedelta(days=1)
+
+    tokenizer = AutoTokenizer.from_pretrained(shutil.copytree(raw_model, tmp_path / "model"))
+    tokenizer.chat_template = "{{ strftime_now('%d') }}+{{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path / "model")
+    settings = ("Prompts.template = 'chat'", "train.eval_every = None")
+    train_small(tmp_path / "model", tmp_path / "run", "train.steps = 1", *settings)
+    train_small(tmp_path / "model", tmp_path / "run", "train.steps = 2", *settings, resume=True)
+    monkeypatch.setattr(chat_template_utils, "datetime", Tomorrow)
+    with pytest.raises(SnapshotError, match="another tokenizer or prompt template, or another day's date in it"):
+        train_small(tmp_path / "model", tmp_path / "run", "train.steps = 3", *settings, resume=True)

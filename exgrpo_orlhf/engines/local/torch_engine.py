@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
 
+from ... import tokenizer_file
 from ...checkpoints import name_end_tokens
 from ...environments.environment import Environment
 from ...environments.playing import player_of
@@ -63,7 +63,7 @@ class TorchEngine(Engine):
         self.device = device_of(settings.device)
         self.model_path = model_path
         self.settings, self.sampling, self.seed = settings, sampling, seed
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        self.tokenizer = tokenizer_file.load(model_path)
         self.prompts = PromptEncoder(prompts, self.tokenizer)
         self.adapter: Adapter | None = None
         if lora.rank is None:
@@ -171,7 +171,7 @@ class TorchEngine(Engine):
         self.model.save_pretrained(folder, state_dict=state)
         if self.adapter is not None:
             self.adapter.save(folder / FOLDER)
-        self.tokenizer.save_pretrained(folder)
+        tokenizer_file.save(self.tokenizer, folder)
         name_end_tokens(folder, self.prompts.turn_ends())
         (folder / "trainer").mkdir(exist_ok=True)
         self._update.save(folder / "trainer" / "optimizer.pt")

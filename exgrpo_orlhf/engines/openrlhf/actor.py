@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,9 +19,11 @@ import torch
 from openrlhf.models import Actor
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
+from openrlhf.utils import utils as openrlhf_utils
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
+from ... import tokenizer_file
 from ...files import Files, record
 from ...questions.prompts import PromptEncoder
 from ...records import Measured
@@ -197,6 +200,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         experiment, ds = strategy.args.exgrpo, strategy.args.ds
         make = partial(MixedActor, lora=experiment.lora, seed=experiment.settings.seed)
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, make, in_order
+        openrlhf_utils.AutoTokenizer = SimpleNamespace(from_pretrained=lambda path, **_: tokenizer_file.load(path))
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         PromptEncoder(experiment.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
@@ -268,6 +272,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         else:
             self._save_merged(self.actor.adapter, Path(folder))
         if self.strategy.is_rank_0():
+            tokenizer_file.save(self.tokenizer, Path(folder))
             written += [path for path in Path(folder).iterdir() if path.is_file()]
         return record(Path(folder), written)
 
@@ -278,7 +283,6 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         adapter.save(folder / FOLDER, write=first)
         if first:
             adapter.model.save_pretrained(folder, state_dict=state)
-            self.tokenizer.save_pretrained(folder)
 
     def save_model(self) -> None:
         """Nothing: OpenRLHF would save the model at the end of a run, but the last checkpoint already holds it."""

@@ -24,9 +24,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from ... import checkpoints, initial_buffer
+from ... import checkpoints, initial_buffer, tokenizer_file
 from ...checkpoints import claim
 from ...experiment import Experiment, Outcome
 from ...questions.prompts import PromptEncoder
@@ -311,7 +311,7 @@ def _check_work(
 ) -> None:
     """Raises what would stop the run after minutes of loading, for model, tokenizer, prompts and limits. begins:
     whether the run begins here, so that the experience that it begins with is checked too"""
-    tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+    tokenizer = tokenizer_file.load(model_path)
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     mapped = getattr(config, "auto_map", None) or tokenizer.init_kwargs.get("auto_map")
     if mapped or any(Path(model_path).rglob("*.py")):

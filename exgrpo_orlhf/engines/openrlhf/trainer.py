@@ -12,8 +12,8 @@ from typing import Any
 
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
-from openrlhf.utils.utils import get_tokenizer
 
+from ... import tokenizer_file
 from ...checkpoints import CheckpointError, name_end_tokens
 from ...environments.playing import player_of
 from ...files import Files
@@ -71,7 +71,8 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         """
         mark_messages()
         args = strategy.args
-        tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.data.disable_fast_tokenizer)
+        tokenizer = tokenizer_file.load(pretrain)
+        tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.pad_token or tokenizer.eos_token
         super().__init__(strategy, *groups, tokenizer)
         ppo_trainer.balance_experiences = keep_order  # train_step looks it up as a global
         self.experience_maker = MixedExperienceMaker(

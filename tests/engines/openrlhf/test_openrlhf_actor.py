@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be im
 import pytest
 from engine_builders import SMALL, move_adapter, saved_model
 from openrlhf_actor import make_actor
+from tokenizer_builders import misread_llama
 from transformers import BambaConfig
 
+from exgrpo_orlhf import tokenizer_file
 from exgrpo_orlhf.engines.rows import probe_rows
 
 pytestmark = pytest.mark.openrlhf
@@ -38,6 +41,21 @@ def test_padded_rows_of_such_a_model_have_the_log_probs_of_the_rows_alone(hybrid
     rows = probe_rows(18, ((2, 9), (3, 4), (1, 6)), step=5)
     for row, together in zip(rows, actor.measure(rows), strict=True):
         assert together.logprobs == pytest.approx(actor.measure([row])[0].logprobs, abs=0.05)
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+def test_a_checkpoint_has_the_tokenizer_of_the_models_file(lora, tmp_path):
+    """transformers reads another one; LoRA's checkpoints are written by us."""
+    model, folder = misread_llama(tmp_path / "model"), tmp_path / "checkpoint-1"
+    folder.mkdir()
+    actor = make_actor(model, f"LoRA.rank = {lora}")
+    ids = actor.tokenizer("What is 3 + 4?")["input_ids"]
+    assert actor.tokenizer.decode(ids) == "<s>What is 3 + 4?"
+    written = actor.save_state(str(folder), 1)
+    content = (model / "tokenizer.json").read_bytes()
+    assert (folder / "tokenizer.json").read_bytes() == content
+    assert written["tokenizer.json"].sha256 == hashlib.sha256(content).hexdigest()
+    assert tokenizer_file.load(folder)("What is 3 + 4?")["input_ids"] == ids
 
 
 @pytest.mark.parametrize("stage", [2, 3])
