@@ -106,7 +106,7 @@ class Experiment:
         updates = self.settings.steps * self.optimizer.steps_per_batch * self.optimizer.passes_per_batch
         require(
             self.optimizer.decay_steps is None or updates <= self.optimizer.decay_steps,
-            f"Optimizer.decay_steps = {self.optimizer.decay_steps}: after that optimiser step the learning rate is 0, and "
+            f"Optimizer.decay_steps = {self.optimizer.decay_steps}: after that optimiser step the rate is 0, and "
             f"train.steps = {self.settings.steps} makes {updates} of them; raise the one or lower the other",
         )
         if self.mixer.collects:

@@ -245,7 +245,7 @@ BAD = [
     ("Optimizer.schedule = 'cosine'", "Optimizer.schedule = 'cosine' needs Optimizer.decay_steps"),
     (
         "Optimizer.decay_steps = 7\nOptimizer.schedule = 'linear'\ntrain.steps = 4\nOptimizer.passes_per_batch = 2",
-        "Optimizer.decay_steps = 7: after that optimiser step the learning rate is 0, and train.steps = 4 makes 8",
+        "Optimizer.decay_steps = 7: after that optimiser step the rate is 0, and train.steps = 4 makes 8",
     ),
     ("Optimizer.decay_steps = 9", "Optimizer.decay_steps = 9 belongs to Optimizer.schedule = 'linear' or 'cosine'"),
     ("Sampling.top_p = 0.9", "there is no setting Sampling.top_p"),
