@@ -162,8 +162,10 @@ class SupervisedModel:
         work = folder.with_name(f"{folder.name}.unfinished")
         if not cache.has(folder):
             rows = encode(examples, prompts, self.sampling.max_response_tokens)
-            folder.parent.mkdir(parents=True, exist_ok=True)
             lock = folder.with_name(f".{folder.name}.lock")  # it stays: one that is removed can be held twice
+            with cache.explained(folder):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                lock.touch()
             try:
                 with files.locked(lock, wait=False):
                     pass

@@ -168,7 +168,8 @@ class PromptEncoder:
                     raise
                 raise ValueError(
                     f"{sum(each > limit for each in lengths)} of {len(questions)} prompts are too long, up to "
-                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out): {error}"
+                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out; it needs "
+                    f"LengthFilter.questions, .model and .prompts): {error}"
                 ) from error
             text = "".join(content for _, content in self._messages(question))
             for character in set(text).difference(readable):

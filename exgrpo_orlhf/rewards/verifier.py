@@ -118,11 +118,13 @@ class Verifier:
         )
 
     def check(self, questions: Iterable[Question]) -> None:
-        """Check, before anything is generated, that a user's file, the sandbox or the server is there, that there is
-        one gold answer for each question where a kind takes no list, and that a program's tests can be read. Raises
-        NoGrader, ValueError."""
+        """Check, before anything is generated, that a user's file, the sandbox or the server is there, that the
+        questions have the columns that a function takes, that there is one gold answer for each question where a kind
+        takes no list, and that a program's tests can be read. Raises NoGrader, ValueError."""
+        questions = [*questions]
         if self.kind in ("function", "code", "http"):
-            self._pool().check()
+            metas = [set(each.meta) for each in questions]
+            self._pool().check(sorted(set.intersection(*metas)) if metas else None)
         for each in questions:
             if self.kind == "code":
                 try:

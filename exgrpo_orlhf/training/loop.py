@@ -26,6 +26,7 @@ from ..evaluation.validation import Validation, lower_is_better
 from ..experiment import Experiment, Outcome
 from ..explore.run_page import RunPage
 from ..files import Files
+from ..paths import run_name
 from ..progress import Clock, Progress
 from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, Question, RolloutGroup, Trajectory
@@ -89,7 +90,7 @@ class TrainingRun:
             rows = list(self.metrics.rows())
             health = Health(rows, settings.steps, mixer.start_at_accuracy if mixer.replays else None)
             evaluation = max((row.get("time/evaluation", 0.0) for row in rows), default=0.0)
-            progress = Progress(self.folder.name, self.steps, settings.steps, settings.eval_every, evaluation)
+            progress = Progress(run_name(self.folder), self.steps, settings.steps, settings.eval_every, evaluation)
             while self.steps < settings.steps and not stop.signal:
                 metrics = self.step()
                 every, is_last = settings.eval_every, self.steps == settings.steps
@@ -326,7 +327,7 @@ class TrainingRun:
 
         path = self.folder / "curves.png"
         try:
-            curves.plot({self.folder.name: curves.read(self.folder)}, path)
+            curves.plot({run_name(self.folder): curves.read(self.folder)}, path)
         except (OSError, ValueError, RuntimeError) as error:  # the run is done and saved: a picture must not fail it
             log.warning("%s could not be drawn: %s", path, error)
             return
