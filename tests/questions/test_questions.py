@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf.questions import QuestionFile, QuestionMix, fingerprint
+from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.questions.question_files import read_rows
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
@@ -234,6 +235,11 @@ def test_common_columns_are_recognised_and_said(suffix, prompt, answer, tmp_path
     assert f"questions are read from column {prompt!r} and answers from {answer!r}; QuestionFile.prompt" in caplog.text
     (as_bound,) = QuestionFile(str(path), prompt=prompt, answer=answer).load()
     assert as_bound.answer == row[answer]
+
+
+def test_a_template_in_a_file_begins_behind_its_byte_order_mark(tmp_path):
+    (tmp_path / "template.txt").write_text("\ufeffQ: {question}\n", encoding="utf-8")
+    assert Prompts(template=str(tmp_path / "template.txt")).template == "Q: {question}"
 
 
 def test_all_missing_columns_are_named_together_with_what_they_may_be(tmp_path):
