@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from ..settings import Optimizer
-
-if TYPE_CHECKING:
-    import torch
 
 
 def rate_share(step: int, *, steps: int | None, warmup: int, schedule: str) -> float:
@@ -26,9 +25,7 @@ def rate_share(step: int, *, steps: int | None, warmup: int, schedule: str) -> f
     return (steps + 1 - step) / fall if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * ((step - peak) / fall)))
 
 
-def scheduler(optimizer: torch.optim.Optimizer, settings: Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+def scheduler(optimizer: torch.optim.Optimizer, settings: Optimizer) -> LambdaLR:
     """Sets the rate of each step of an optimizer, whose own rate is the peak."""
-    from torch.optim.lr_scheduler import LambdaLR
-
-    shape = {"steps": settings.decay_steps, "warmup": settings.warmup_steps, "schedule": settings.schedule}
-    return LambdaLR(optimizer, lambda done: rate_share(done + 1, **shape))
+    steps, warmup, schedule = settings.decay_steps, settings.warmup_steps, settings.schedule
+    return LambdaLR(optimizer, lambda done: rate_share(done + 1, steps=steps, warmup=warmup, schedule=schedule))

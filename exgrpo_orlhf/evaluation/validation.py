@@ -127,11 +127,6 @@ def metric_names(settings: Evaluation, questions: Sequence[Question]) -> list[st
     return names
 
 
-def lower_is_better(name: str) -> bool:
-    """Of a metric of `metric_names`: the rates are of responses that went wrong, and tokens are a cost."""
-    return name.endswith(("_rate", "/response_tokens"))
-
-
 def check_metric(name: str | None, settings: Evaluation, questions: Sequence[Question]) -> None:
     """Raises ValueError if the evaluation of these questions has no metric of this name (train.best_metric)."""
     names = metric_names(settings, questions)

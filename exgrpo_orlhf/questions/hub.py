@@ -40,7 +40,8 @@ class QuestionHub(QuestionRecords):
         """As `distinct_questions`. Raises HubError if the set cannot be loaded, or ValueError with row and field."""
         place = Place(f"{self.id}, split {self.split!r}", "row", 0)
         table = load_table(self.id, self.subset, self.split, self.revision, "QuestionHub")
-        layout = self.layout(list(column_paths(table.features.arrow_schema)), place.name)
+        first = next(table_rows(table.select(range(min(1, len(table)))), tuple(table.column_names)), {})
+        layout = self.layout([*column_paths(first)], place.name)
         return self.distinct_questions(table_rows(table, self.columns(layout)), place, Path(self.id).name, layout)
 
 

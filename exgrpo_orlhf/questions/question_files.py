@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,17 +57,12 @@ def place_of(path: Path) -> Place:
 
 
 def column_names(path: Path, named: str = "") -> list[str]:
-    """The columns of a file, nested ones as dotted paths; of JSONL those of its first line. named: as `read_rows`"""
-    if path.suffix == ".parquet" and path.is_file():
-        import pyarrow.parquet as pq
-
-        with _parquet(path):
-            return [*column_paths(pq.read_schema(path))]
-    return [*record_paths(next(read_rows(path, (), named), {}))]
+    """The columns of a file's first row, nested ones as dotted paths; [] without a row. named: as `read_rows`"""
+    return [*column_paths(next(read_rows(path, (), named), {}))]
 
 
 def read_rows(path: Path, columns: Sequence[str], named: str = "") -> Rows:
-    """The rows of a file; of a parquet file only the given columns are read.
+    """The rows of a file; of a parquet file only the given columns are read, or all where none is given.
 
     named: the path's binding, for messages
     """
@@ -88,36 +82,22 @@ def read_rows(path: Path, columns: Sequence[str], named: str = "") -> Rows:
     raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}{advice}")
 
 
-def column_paths(fields: Iterable[Any]) -> Iterator[str]:
-    """The dotted paths of arrow fields, nested records included."""
-    for field in fields:
-        yield field.name
-        if str(field.type).startswith("struct<"):
-            yield from (f"{field.name}.{path}" for path in column_paths(field.type))
-
-
-def record_paths(record: Mapping[str, Any]) -> Iterator[str]:
+def column_paths(record: Mapping[str, Any]) -> Iterator[str]:
     """The dotted paths of a record's fields, nested records included."""
     for name, value in record.items():
         yield name
         if isinstance(value, dict):
-            yield from (f"{name}.{path}" for path in record_paths(value))
+            yield from (f"{name}.{path}" for path in column_paths(value))
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _parquet(path), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(columns=list(columns), batch_size=1024):
-            yield from batch.to_pylist()
-
-
-@contextmanager
-def _parquet(path: Path) -> Iterator[None]:
-    import pyarrow as pa
-
     try:
-        yield
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=list(columns) or None, batch_size=1024 if columns else 1):
+                yield from batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path}: cannot be read as parquet ({' '.join(str(error).split())}); copy or make it again"

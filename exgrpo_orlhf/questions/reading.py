@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..records import Question
 from ..settings import require
@@ -27,15 +27,8 @@ _COMMON = {
     "prompt": ("question", "problem", "prompt", "input"),
     "answer": ("answer", "solution", "final_answer", "ground_truth", "gold"),
 }
+Layout = tuple[str, str]  # the columns of question and answer
 _HASHES = re.compile(r"\n####[ \t]*([^\n]*\S)\s*\Z")  # GSM8K: the solution, then the answer
-
-
-class Layout(NamedTuple):
-    """The columns of question and answer. recognised: by their names; then an answer may stand behind GSM8K's ####"""
-
-    prompt: str
-    answer: str
-    recognised: bool
 
 
 @dataclass(frozen=True)
@@ -90,10 +83,7 @@ class QuestionRecords:
         )
         names = ["row", *(name.rpartition(".")[2] for name in self.meta)]  # "row" is the row's number
         twice = [name for name, count in Counter(names).items() if count > 1]
-        require(
-            not twice,
-            f"{self._owner}.meta: a field is kept under the last part of its path, and {twice} is taken",
-        )
+        require(not twice, f"{self._owner}.meta: fields are kept under the last part of their path; {twice} is taken")
 
     @property
     def _owner(self) -> str:
@@ -102,32 +92,28 @@ class QuestionRecords:
 
     def columns(self, layout: Layout) -> tuple[str, ...]:
         """The fields that are read."""
-        return (layout.prompt, layout.answer, *([] if self.source is None else [self.source]), *self.meta)
+        return (*layout, *([] if self.source is None else [self.source]), *self.meta)
 
     def layout(self, present: list[str], where: str) -> Layout:
-        """present: the columns there are, nested ones as dotted paths. Raises ValueError that names all that are
-        missing."""
-        if not present:  # of JSONL and CSV without a row
-            return Layout(self.prompt, self.answer, recognised=False)
-        chosen: dict[str, str] = {}
-        missing: dict[str, str] = {}
+        """The columns of question and answer. present: the columns there are, nested ones as dotted paths; [] without a
+        row. Raises ValueError that names all that are missing."""
+        chosen, missing = {"prompt": self.prompt, "answer": self.answer}, []
         for binding, names in _COMMON.items():
-            name = chosen[binding] = getattr(self, binding)
-            if name not in present:
-                common = [each for each in names if each in present and name == getattr(QuestionRecords, binding)]
-                if len(common) == 1:
-                    chosen[binding] = common[0]
-                else:
-                    missing[f"{self._owner}.{binding}" + (f" ({' or '.join(common)})" if common else "")] = name
+            default = chosen[binding] == getattr(QuestionRecords, binding)
+            common = [name for name in names if default and name in present]
+            if chosen[binding] not in present and len(common) == 1:
+                chosen[binding] = common[0]
+            elif chosen[binding] not in present:
+                missing.append((chosen[binding], binding + (f" ({' or '.join(common)})" if common else "")))
         if self.source not in (None, QuestionRecords.source, *present):  # the default: which nobody has named
-            missing[f"{self._owner}.source (None: the set's own name)"] = self.source
-        missing |= {f"{self._owner}.meta": name for name in self.meta if name not in present}
-        if missing:
+            missing.append((self.source, "source (None: the set's own name)"))
+        missing += [(name, "meta") for name in self.meta if name not in present]
+        if present and missing:
             raise ValueError(
-                f"{where}: no column {' and no '.join(map(repr, missing.values()))}, there are {', '.join(present)}; "
-                f"set {' and '.join(missing)}"
+                f"{where}: no column {' and no '.join(repr(name) for name, _ in missing)}, there are "
+                f"{', '.join(present)}; set {' and '.join(f'{self._owner}.{binding}' for _, binding in missing)}"
             )
-        return Layout(**chosen, recognised=chosen["answer"] != self.answer)
+        return chosen["prompt"], chosen["answer"]
 
     def distinct_questions(
         self, rows: Iterable[Mapping[str, Any]], place: Place, own_name: str, layout: Layout
@@ -148,8 +134,8 @@ class QuestionRecords:
                 key = text_key(question)
                 question.answer_text.encode()
             except UnicodeEncodeError as error:
-                half = f"{error.object[error.start]!r} is half a character, of a surrogate pair"
-                raise ValueError(f"{place.of(row)}: {half}; write it whole, or leave it out") from None
+                half = error.object[error.start]
+                raise ValueError(f"{place.of(row)}: {half!r} is half a character; write it whole") from None
             first = by_text.setdefault(key, question)
             if first.answer_text != question.answer_text:
                 rows_of = " and ".join(str(q.meta["row"] + place.first) for q in (first, question))
@@ -167,11 +153,9 @@ class QuestionRecords:
                 break
         if not questions:
             raise ValueError(f"{place.name} holds no questions; was it written to the end?")
-        if layout.recognised or layout.prompt != self.prompt:
-            logger.info(
-                "%s: questions are read from column %r and answers from %r; %s.prompt and .answer name others",
-                *(place.name, layout.prompt, layout.answer, self._owner),
-            )
+        if layout != (self.prompt, self.answer):
+            text = "%s: questions are read from column %r and answers from %r; %s.prompt and .answer name others"
+            logger.info(text, place.name, *layout, self._owner)
         if repeated:
             logger.info("%s: %d questions, %d repetitions merged", place.name, len(questions), repeated)
         if self.part == "all":
@@ -189,15 +173,15 @@ class QuestionRecords:
         return [one for one in questions.values() if (one.id in apart) == (self.part == "validation")]
 
     def _question(self, record: Mapping[str, Any], row: int, where: str, own_name: str, layout: Layout) -> Question:
-        prompt = read_prompt(record, where, f"{self._owner}.prompt", layout.prompt)
-        answer = present(record, layout.answer, where, f"{self._owner}.answer")
+        prompt = read_prompt(record, where, f"{self._owner}.prompt", layout[0])
+        answer = present(record, layout[1], where, f"{self._owner}.answer")
         answers = answer if isinstance(answer, list) else [answer]
         if not answers or not all(map(_is_gold, answers)):
             raise ValueError(
-                f"{where}: field {layout.answer!r} is {answer!r:.80}; a gold answer is text that is not empty, a finite"
+                f"{where}: field {layout[1]!r} is {answer!r:.80}; a gold answer is text that is not empty, a finite"
                 " number, or a list of these"
             )
-        if layout.recognised and isinstance(answer, str) and (match := _HASHES.search(answer)):
+        if layout[1] != self.answer and isinstance(answer, str) and (match := _HASHES.search(answer)):
             answer = match[1].replace(",", "")
         source = own_name
         if self.source is not None and not missing_in(record, self.source):
@@ -205,9 +189,8 @@ class QuestionRecords:
         if type(source) is not str or not source:
             raise ValueError(f"{where}: field {self.source!r} is {source!r:.80}; a source is the data set's name")
         meta = {name.rpartition(".")[2]: present(record, name, where, f"{self._owner}.meta") for name in self.meta}
-        return Question.make(
-            source, prompt, tuple(answer) if isinstance(answer, list) else answer, {"row": row, **meta}
-        )
+        answer = tuple(answer) if isinstance(answer, list) else answer
+        return Question.make(source, prompt, answer, {"row": row, **meta})
 
 
 def text_key(question: Question) -> str:

@@ -59,48 +59,40 @@ class ReasoningGym:
 
         Raises ValueError for an unknown task or setting, and if there are fewer questions than asked for.
         """
-        return [question for question, _ in self._pairs()]
-
-    def examples(self) -> list[tuple[Question, str]]:
-        """The questions of `load`, in the same order, each with the library's answer in its tags, for a supervised
-        start. Raises ValueError as `load`, and for a task without answers, whose checker takes any that is right."""
-        pairs = self._pairs()
-        without = sorted({question.meta[SOURCE]["task"] for question, answer in pairs if answer is None})
-        require(
-            not without,
-            f"SupervisedModel.examples: reasoning-gym has no answers of {', '.join(without)}, only a checker; take "
-            "other ReasoningGym.tasks for the supervised start",
-        )
-        return [(question, f"<answer>{answer}</answer>") for question, answer in pairs]
-
-    def _pairs(self) -> list[tuple[Question, Any]]:
-        """The questions with the library's answers."""
         weights = self._weights()
         bounds = np.cumsum(list(weights.values())) / sum(weights.values()) * self.count
         shares = np.diff(np.floor(bounds + 0.5).astype(int), prepend=0)
-        pairs = [pair for task, share in zip(weights, shares, strict=True) for pair in self._of(task, int(share))]
-        return [pairs[i] for i in np.random.default_rng(self.seed).permutation(len(pairs))]
+        questions = [q for task, share in zip(weights, shares, strict=True) for q in self._of(task, int(share))]
+        return [questions[i] for i in np.random.default_rng(self.seed).permutation(len(questions))]
+
+    def examples(self) -> list[tuple[Question, str]]:
+        """The questions of `load`, in the same order, each with the library's answer in its tags, for a supervised
+        start. Raises ValueError as `load`, and for a task that has a checker alone."""
+        questions = self.load()
+        without = {question.meta[SOURCE]["task"] for question in questions if question.answer == str(None)}
+        require(not without, f"ReasoningGym.tasks: {', '.join(sorted(without))} has no answers for a supervised start")
+        return [(question, f"<answer>{question.answer}</answer>") for question in questions]
 
     def _weights(self) -> Mapping[str, float]:
         return {self.tasks: 1.0} if isinstance(self.tasks, str) else self.tasks
 
-    def _of(self, task: str, share: int) -> list[tuple[Question, Any]]:
+    def _of(self, task: str, share: int) -> list[Question]:
         settings = repr(dict(self.settings if isinstance(self.tasks, str) else self.settings.get(task, {})))
-        entries, pairs, index, last = entries_of(task, settings, self.seed), dict[str, tuple[Question, Any]](), 0, 0
-        while len(pairs) < share:
+        entries, questions, index, last = entries_of(task, settings, self.seed), dict[str, Question](), 0, 0
+        while len(questions) < share:
             entry = entries[index]
             text = entry["question"]
             meta = {"task": task, "settings": settings, "seed": self.seed, "index": index}
             question = Question.make(SOURCE, text, str(entry["answer"]), {SOURCE: meta})
             index += 1
-            if split_by_hash(text.casefold(), SOURCE.encode()) == self.split and question.id not in pairs:
-                pairs[question.id], last = (question, entry["answer"]), index
-            if len(pairs) < share and (index - last == _PATIENCE or index == len(entries)):
+            if split_by_hash(text.casefold(), SOURCE.encode()) == self.split and question.id not in questions:
+                questions[question.id], last = question, index
+            if len(questions) < share and (index - last == _PATIENCE or index == len(entries)):
                 raise ValueError(
                     f"ReasoningGym.count asks for {share} distinct {self.split} questions of {task!r}, and only "
-                    f"{len(pairs)} were made in {index} tries; ask for fewer, or for more difficult ones"
+                    f"{len(questions)} were made in {index} tries; ask for fewer, or for more difficult ones"
                 )
-        return [*pairs.values()]
+        return [*questions.values()]
 
 
 def version() -> str:

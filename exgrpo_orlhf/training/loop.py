@@ -22,7 +22,7 @@ import torch
 
 from .. import checkpoints
 from ..engines.engine import Engine, NonFiniteUpdate
-from ..evaluation.validation import Validation, lower_is_better
+from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
 from ..explore.run_page import RunPage
 from ..files import Files
@@ -100,7 +100,8 @@ class TrainingRun:
                 progress.show(self.steps, metrics)
                 health.look(self.steps, metrics, float(mixer.rho_at(self.steps)))
                 value = self._best_metric(metrics)
-                sign = -1 if lower_is_better(settings.best_metric or "") else 1
+                # The rates are of responses that went wrong (validation.metric_names), and tokens are a cost.
+                sign = -1 if str(settings.best_metric).endswith(("_rate", "/response_tokens")) else 1
                 is_best = value is not None and (self.best is None or sign * value > sign * self.best)
                 if is_best:
                     self.best, self.best_step = value, self.steps

@@ -91,7 +91,7 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
         ({"public": '"aime"'}, "public = 'aime' is in no catalogue; did you mean aime2"),
         (
             {"files": '[{ name = "a.jsonl", convert = "after_hashes", question = "q" }]'},
-            "convert = 'after_hashes' has columns of its own and ignores question",
+            "convert = 'after_hashes' ignores question; leave one out",
         ),
         ({"files": "[]"}, "no source; give files, public, chains or word_problems or reasoning_gym"),
         (

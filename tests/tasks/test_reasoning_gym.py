@@ -66,7 +66,7 @@ def test_a_task_that_takes_no_large_set_has_questions_and_one_without_answers_is
     assert all(response == f"<answer>{question.answer}</answer>" for question, response in ladders.examples())
     mixture = ReasoningGym({"chain_sum": 1, "propositional_logic": 1}, count=4)
     assert len(mixture.load()) == 4
-    with pytest.raises(ValueError, match="no answers of propositional_logic, only a checker; take other"):
+    with pytest.raises(ValueError, match="propositional_logic has no answers for a supervised start"):
         mixture.examples()
 
 
