@@ -182,7 +182,7 @@ def test_weights_in_half_precision_in_a_pickle_or_with_a_tied_head_of_their_own_
     with pytest.raises(weights.WeightsError, match="lacks 1 of its weights"):
         weights.check(pickled, tokenizer)
     torch.save({"epoch": 3, "state_dict": tensors}, pickled / "pytorch_model.bin")
-    with pytest.raises(weights.WeightsError, match=r"model\.bin: 'epoch' is no tensor; a file"):
+    with pytest.raises(weights.WeightsError, match=r"model\.bin: 'epoch' is no tensor; the file must be"):
         weights.check(pickled, tokenizer)
 
 

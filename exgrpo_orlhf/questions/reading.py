@@ -49,9 +49,9 @@ class QuestionRecords:
 
     prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
     answer: field of the gold answer: text or a number; or a list of these, any of which is right (Verifier.kind 'math',
-        'math_verify'). 'function', 'code' and 'http' get it as it is, the other kinds as text. Where neither this nor
-        `prompt` is bound, columns with a common name are taken (question, problem or input; answer, solution,
-        final_answer, ground_truth or gold; of GSM8K what follows ####) if there is one of them
+        'math_verify'). 'function', 'code' and 'http' get it as it is, the other kinds as text. Where a set lacks the
+        column of the default, here or for `prompt`, its one column with a common name is taken (question, problem or
+        input; answer, solution, final_answer, ground_truth or gold; of GSM8K what follows ####)
     source: field of the data set's name; None, a JSONL row without that field, or a table without a column
         'data_source' where no other is named: the source's own name
     limit: load only this many distinct questions, the first ones; None: all
