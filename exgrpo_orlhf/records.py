@@ -24,8 +24,7 @@ Actions = npt.NDArray[np.bool_]
 class Question:
     """One question with a verifiable answer.
 
-    id: stable hash of source, prompt and answer, 32 hexadecimal digits (`Question.make`); of a question that another
-        one of its set equals in these, of its meta too
+    id: stable hash of source, prompt and answer, 32 hexadecimal digits (`make`; where it is taken, of the meta too)
     prompt: plain text, or chat messages as (role, content) pairs
     answer: the gold answer as its set has it: text, a number, or a tuple of these, any of which is right
     source: the data set it comes from
@@ -48,9 +47,8 @@ class Question:
         cls, source: str, prompt: str | tuple[Message, ...], answer: Any, meta: Mapping[str, Any] | None = None
     ) -> Question:
         """A question whose id is derived from what it asks: the same in every process and on every machine."""
-        answers = json.dumps(answer) if isinstance(answer, tuple) else answer
-        identity = json.dumps([source, prompt, answers], ensure_ascii=True, separators=(",", ":"))
-        digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+        identity = [source, prompt, json.dumps(answer) if isinstance(answer, tuple) else answer]
+        digest = hashlib.blake2b(json.dumps(identity, separators=(",", ":")).encode(), digest_size=16).hexdigest()
         return cls(digest, prompt, answer, source, dict(meta or {}))
 
 
