@@ -105,7 +105,8 @@ class QuestionRecords:
                 chosen[binding] = common[0]
             elif chosen[binding] not in present:
                 missing.append((chosen[binding], binding + (f" ({' or '.join(common)})" if common else "")))
-        if self.source not in (None, QuestionRecords.source, *present):  # the default: which nobody has named
+        # The default, which nobody has named, may be absent.
+        if self.source is not None and self.source not in (QuestionRecords.source, *present):
             missing.append((self.source, "source (None: the set's own name)"))
         missing += [(name, "meta") for name in self.meta if name not in present]
         if present and missing:
