@@ -21,6 +21,8 @@ Rows = Iterator[Mapping[str, Any]]
 class _Decimal(float):
     """A JSON number that is not whole. Its text is as it is written: 4.50 stays "4.50"."""
 
+    text: str
+
     def __new__(cls, text: str) -> _Decimal:
         number = super().__new__(cls, text)
         number.text = str(text)

@@ -210,8 +210,8 @@ class Verifier:
 
     def _as_answer(self, question: Question, response: str) -> Answer:
         """A gold is text where text is compared, a number as it is written; a user's own grader gets it as it is."""
-        golds = question.answer if isinstance(question.answer, tuple) else (question.answer,)
-        golds = [*map(str, golds)] if self.kind in _TEXTS else [*golds]
+        golds = [*question.answer] if isinstance(question.answer, tuple) else [question.answer]
+        golds = [*map(str, golds)] if self.kind in _TEXTS else golds
         gold = golds if isinstance(question.answer, tuple) else golds[0]
         return Answer(gold, response, question.prompt, dict(question.meta), question.source)
 

@@ -195,9 +195,9 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
     """OpenRLHF's policy actor. Ray forbids subclassing an actor class, but not the class under it."""
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        experiment, ds = strategy.args.exgrpo, strategy.args.ds
         # OpenRLHF looks these up as globals of its modules. Its schedules begin at 0: a first step would train nothing.
         strategies.get_scheduler = lambda name, optimizer, **_: scheduler(optimizer, experiment.optimizer)
-        experiment, ds = strategy.args.exgrpo, strategy.args.ds
         make = partial(MixedActor, lora=experiment.lora, seed=experiment.settings.seed)
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, make, in_order
         super().init_model_from_pretrained(strategy, *args, **kwargs)
