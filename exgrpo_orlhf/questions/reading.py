@@ -105,8 +105,7 @@ class QuestionRecords:
                 chosen[binding] = common[0]
             elif chosen[binding] not in present:
                 missing.append((chosen[binding], binding + (f" ({' or '.join(common)})" if common else "")))
-        # The default, which nobody has named, may be absent.
-        if self.source is not None and self.source not in (QuestionRecords.source, *present):
+        if self.source is not None and self.source not in (QuestionRecords.source, *present):  # the default may lack
             missing.append((self.source, "source (None: the set's own name)"))
         missing += [(name, "meta") for name in self.meta if name not in present]
         if present and missing:
