@@ -20,6 +20,9 @@ with --local).
 Models: the same damage to each file of a model in the cache (detected: it is named, and made again as it was), and of
 the base model of a run with LoRA that is resumed; and a model that lacks a tensor, or holds one under another name,
 with a dimension less, or with a NaN, for each of its tensors (detected: refused in one line).
+
+Questions: a file with a row that lacks a field, holds none, or contradicts another one, one that is cut, and one with a
+byte order mark (detected: refused with a line that names the file, or read as it was).
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ import torch
 from command_line import TINY, finish, make_parser
 from damage import FILES, FOLDERS, Outcome, Problem, damage_file, damage_folder, model_trials
 from kills import count_calls, first_difference, kill_at_call
+from question_damage import question_trials
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
@@ -250,6 +254,11 @@ class Campaign:
             self.judge(kind, what, trial)
         del VARIANTS["lora"]
 
+    def questions(self) -> None:
+        """Damage to files of questions."""
+        for kind, what, trial in question_trials(self.folder, self.rng):
+            self.judge(kind, what, trial)
+
 
 def waited(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
@@ -300,6 +309,7 @@ def main() -> int:
                     trial = partial(campaign.damaged, variant, original, how, name, go_on=go_on)
                     campaign.judge(f"{'openrlhf' if variant == 'openrlhf' else 'local'}: {how}", name, trial)
             campaign.models()
+            campaign.questions()
             for _ in range(1 if arguments.small else 10):
                 for kind in KILLS:
                     campaign.kill(kind)

@@ -47,7 +47,7 @@ def making(folder: Path) -> Iterator[Path]:
     If the block raises, nothing is left of it. What a kill leaves is removed when the next folder is made beside it.
     Raises CacheError.
     """
-    try:
+    with explained(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         for leftover in folder.parent.glob(".unfinished-*/"):
             with suppress(OSError):  # another process fills it, or has removed it
@@ -68,6 +68,13 @@ def making(folder: Path) -> Iterator[Path]:
             except OSError:
                 if not folder.is_dir():
                     raise
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Raises CacheError where the block cannot write the folder of the cache."""
+    try:
+        yield
     except (OSError, RuntimeError, SafetensorError) as error:  # the last two of torch and safetensors, on a full disk
         there = next(path for path in folder.absolute().parents if path.exists())
         raise CacheError(

@@ -103,6 +103,12 @@ class Experiment:
             "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be "
             f"'accuracy' and DifficultyBuckets.quantiles None; got {sampler.partition!r} and {quantiles!r}",
         )
+        updates = self.settings.steps * self.optimizer.steps_per_batch * self.optimizer.passes_per_batch
+        require(
+            self.optimizer.decay_steps is None or updates <= self.optimizer.decay_steps,
+            f"Optimizer.decay_steps = {self.optimizer.decay_steps}: after that optimiser step the rate is 0, and "
+            f"train.steps = {self.settings.steps} makes {updates} of them; raise the one or lower the other",
+        )
         if self.mixer.collects:
             return
         require(

@@ -73,7 +73,7 @@ def read_experts(
         for key in (question.id, question.prompt):
             by_key.setdefault(key, []).append(question)
     place, matches, encoded = place_of(path), [], []  # one a line
-    for row, record in enumerate(read_rows(path, lambda columns: None, (), "Work.experience")):
+    for row, record in enumerate(read_rows(path, (), "Work.experience")):
         where, response = place.of(row), record.get("response")
         if not record.keys() & {"id", "prompt"} or type(response) is not str or not response:
             raise ValueError(f'{where}: needs "prompt" or "id", and "response", a text; got {dict(record)!r:.200}')

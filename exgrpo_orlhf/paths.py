@@ -17,6 +17,12 @@ PROJECT: Path = CHECKOUT or _INSTALLED  # of gin/, evals/ and scripts/
 WORKPLACE: Path = CHECKOUT or Path.cwd()  # of runs/, results/, datasets/ and mlflow.db
 
 
+def run_name(run: Path) -> str:
+    """The name of a run's folder; with its variant's in a study, whose folders are <variant>/seed<k>."""
+    run = run.absolute()
+    return f"{run.parent.name}/{run.name}" if run.name.startswith("seed") else run.name
+
+
 def cache(chosen: str | Path | None) -> Path:
     """The directory of models that are made or converted once: `chosen`, $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf."""
     return Path(chosen or os.environ.get("EXGRPO_CACHE") or Path.home() / ".cache" / "exgrpo_orlhf").expanduser()

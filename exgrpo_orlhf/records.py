@@ -24,26 +24,31 @@ Actions = npt.NDArray[np.bool_]
 class Question:
     """One question with a verifiable answer.
 
-    id: stable hash of source, prompt and answer, 32 hexadecimal digits (`Question.make`)
+    id: stable hash of source, prompt and answer, 32 hexadecimal digits (`make`; where it is taken, of the meta too)
     prompt: plain text, or chat messages as (role, content) pairs
-    answer: the gold answer as text
+    answer: the gold answer as its set has it: text, a number, or a tuple of these, any of which is right
     source: the data set it comes from
     meta: anything else a verifier or a report wants (its task's own fields)
     """
 
     id: str
     prompt: str | tuple[Message, ...]
-    answer: str
+    answer: Any
     source: str
     meta: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
+    @property
+    def answer_text(self) -> str:
+        """The gold answer as text; several as JSON."""
+        return json.dumps(self.answer) if isinstance(self.answer, tuple) else str(self.answer)
+
     @classmethod
     def make(
-        cls, source: str, prompt: str | tuple[Message, ...], answer: str, meta: Mapping[str, Any] | None = None
+        cls, source: str, prompt: str | tuple[Message, ...], answer: Any, meta: Mapping[str, Any] | None = None
     ) -> Question:
         """A question whose id is derived from what it asks: the same in every process and on every machine."""
-        identity = json.dumps([source, prompt, answer], ensure_ascii=True, separators=(",", ":"))
-        digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+        identity = [source, prompt, json.dumps(answer) if isinstance(answer, tuple) else answer]
+        digest = hashlib.blake2b(json.dumps(identity, separators=(",", ":")).encode(), digest_size=16).hexdigest()
         return cls(digest, prompt, answer, source, dict(meta or {}))
 
 

@@ -90,7 +90,8 @@ class TrainSettings:
     save_every: steps between checkpoints; the end of the run always saves one
     keep: how many of the newest checkpoints stay
     best_metric: the metric of an evaluation, such as 'eval/greedy_accuracy', whose best checkpoint is made at once and
-        kept beside the newest (the link `best` in the run's folder); None: the newest alone
+        kept beside the newest (the link `best` in the run's folder): the highest, but the lowest of a rate (lucky
+        guesses, truncated, …) and of response_tokens; None: the newest alone
     verify_checkpoint: whether the files of a checkpoint are hashed before the run is resumed from it; False: only
         trainer/state.json is, and of the others the sizes are compared
     engine: 'local' (one process, one CPU or GPU) or 'openrlhf' (Ray, DeepSpeed and vLLM)
@@ -142,9 +143,10 @@ class Optimizer:
     """AdamW and its schedule.
 
     learning_rate, betas, weight_decay: of AdamW
-    warmup_steps: optimiser steps of linear warm-up
-    schedule: after the warm-up; 'linear' and 'cosine' fall to 0 at optimiser step `decay_steps`
-    decay_steps: bound apart from train.steps so that a run can be extended; None: with 'constant'
+    warmup_steps: optimiser steps of linear warm-up, from 1/warmup_steps of the rate to all of it
+    schedule: after the warm-up; 'linear' and 'cosine' fall to what would be 0 one step after `decay_steps`
+    decay_steps: optimiser steps of warm-up and fall, which train.steps may not exceed; bound apart from it so that a
+        run can be extended; None: with 'constant'
     max_grad_norm: the gradient is clipped to this norm; None: it is not clipped
     skip_above_grad_norm: an update whose gradient norm is larger is skipped, counted and logged; None: never
     steps_per_batch: optimiser steps per pass over the batch, each on an equal share of its questions
@@ -170,8 +172,9 @@ class Optimizer:
         )
         require(
             (self.decay_steps is None) == (self.schedule == "constant"),
-            f"Optimizer.decay_steps belongs to the schedules 'linear' and 'cosine' and to no other; got "
-            f"{self.decay_steps!r} with Optimizer.schedule = {self.schedule!r}",
+            f"Optimizer.schedule = {self.schedule!r} needs Optimizer.decay_steps, the optimiser step at its end"
+            if self.decay_steps is None
+            else f"Optimizer.decay_steps = {self.decay_steps!r} belongs to Optimizer.schedule = 'linear' or 'cosine'",
         )
         require(
             self.decay_steps is None or self.decay_steps > self.warmup_steps,

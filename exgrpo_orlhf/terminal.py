@@ -15,6 +15,10 @@ FORMAT, TIME_FORMAT = "%(asctime)s %(message)s", "%H:%M:%S"  # of a message
 def messages(level: int = logging.INFO) -> None:
     """Write messages to standard error, with the time, and leave out those of libraries that no user can act on."""
     logging.basicConfig(level=level, format=FORMAT, datefmt=TIME_FORMAT, stream=sys.stderr)
+    package, script = Path(__file__).resolve().parent, Path(sys.argv[0]).resolve()
+    own = script.parent.parent / package.name  # of a script in scripts/ or evals/ of a checkout
+    if own.is_dir() and own != package:
+        logging.warning("%s imports %s, not the package of its own checkout: pip install -e there", script, package)
     for noisy in ("httpx", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # its first start prints every table it creates

@@ -69,7 +69,7 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
         # The incomplete line that an earlier run was writing when it ended goes.
         file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
         while batch := list(islice(rows, BATCH)):
-            grades = verifier.grade_all([(_question(row, verifier.kind), row["response"]) for row in batch])
+            grades = verifier.grade_all([(_question(row), row["response"]) for row in batch])
             for row, each in zip(batch, grades, strict=True):
                 counts[each.verdict] += 1
                 line = json.dumps({**row, "verdict": each.verdict, "extracted": each.extracted})
@@ -148,12 +148,12 @@ def _rest(row: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in row.items() if key not in ADDED}, sort_keys=True)
 
 
-def _question(row: dict[str, Any], kind: str) -> Any:
+def _question(row: dict[str, Any]) -> Any:
     from exgrpo_orlhf.records import Question
 
     gold, prompt = row["gold"], row.get("prompt")
-    if kind not in ("math", "math_verify") and not isinstance(gold, str):
-        gold = "" if gold is None else str(gold) if isinstance(gold, int | float) else json.dumps(gold)
+    if gold is None or isinstance(gold, list):
+        gold = "" if gold is None else tuple(each for each in gold if each is not None)
     meta = {key: row[key] for key in ("options", "tests") if key in row}
     return Question("", prompt if isinstance(prompt, str) else "", gold, "", meta)
 

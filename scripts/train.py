@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from exgrpo_orlhf.records import Question
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_HIGH_RATE = 0.1  # weights of trained models are mostly smaller
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
+    arguments, unknown = _parser().parse_known_args()
     terminal.messages()
 
     from exgrpo_orlhf import config
@@ -61,6 +62,11 @@ def main() -> int:
     from exgrpo_orlhf.tracking.client import own_tags
     from exgrpo_orlhf.training.run import train
 
+    if unknown:
+        name, _, value = " ".join(unknown).lstrip("-").replace(" ", "=", 1).partition("=")
+        bindings = [f"--set {setting}={value}" for setting in config.all_settings() if setting.endswith(f".{name}")]
+        hint = f"; a setting is bound by {' or '.join(bindings)}" if bindings else ""
+        _parser().error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         experiment = config.load(arguments.gin, arguments.set, arguments.seed)
     except config.ConfigError as error:
@@ -82,14 +88,16 @@ def main() -> int:
             "this layout has not been examined on this host with these versions: python scripts/doctor.py " + layout,
             file=sys.stderr,
         )
-    if arguments.dry_run:
-        return _dry_run(experiment, run)
     if experiment.local and experiment.local.threads > (cores := len(os.sched_getaffinity(0))):
         print(
             f"LocalEngine.threads = {experiment.local.threads}, but this process has {cores} cores and is slower by "
             f"far than with --set LocalEngine.threads={cores}",
             file=sys.stderr,
         )
+    if (rate := experiment.optimizer.learning_rate) > _HIGH_RATE:
+        print(f"Optimizer.learning_rate = {rate:g}: AdamW moves each weight by up to that an update", file=sys.stderr)
+    if arguments.dry_run:
+        return _dry_run(experiment, run)
     uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     tags = {
         "gin": " ".join(Path(file).name for file in arguments.gin),
@@ -136,6 +144,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     from transformers import AutoConfig
 
     from exgrpo_orlhf import tokenizer_file, weights
+    from exgrpo_orlhf.engines.local import placement
     from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
     from exgrpo_orlhf.engines.openrlhf import flags, memory
@@ -153,6 +162,11 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     with _noted(problems):
         training, validation = load_questions(experiment)
         print(f"questions   {len(training):,} to train on, {len(validation):,} for validation", flush=True)
+        if len(training) < s.questions_per_step:
+            print(f"            FEWER than train.questions_per_step = {s.questions_per_step}: no batch is whole")
+        grader = experiment.verifier
+        by = ", ".join(map(str, filter(None, [grader.function, grader.url])))
+        print(f"answer      {training[0].answer!r} to the first question; graded by {grader.kind!r}{by and f' ({by})'}")
     model = experiment.model
     while isinstance(model, SupervisedModel):  # its sizes and its tokenizer are those of what it is made of
         model = model.model
@@ -194,6 +208,11 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     start = "the first step" if at is None else f"the step after a batch whose Pass@1 exceeds {float(at):g}"
     kind = f"{'late injection' if mixer.late_injection else f'{share} of a batch'}, from {start}"
     print(f"replay      {kind if mixer.replays else 'none'}")
+    if experiment.local is not None:
+        with _noted(problems):
+            device = placement.device_of(experiment.local.device)
+            dtype = str(placement.dtype_of(experiment.local.dtype, device)).removeprefix("torch.")
+            print(f"device      {device}, {dtype}, {experiment.local.threads} CPU threads")
     if experiment.openrlhf is not None:
         with _noted(problems):
             flags.command_line(experiment, experiment.openrlhf.all_flags(), name, run, resume=False)
@@ -206,6 +225,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
 
 def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
     from exgrpo_orlhf.engines.openrlhf import hours, memory
+    from exgrpo_orlhf.lazy import torch
     from exgrpo_orlhf.progress import duration
     from exgrpo_orlhf.training.smoke import buffer_bytes, disk_text, size
 
@@ -226,6 +246,11 @@ def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[
             print(f"            TOO LITTLE: {short}")
         print(f"host memory estimated: {size(sums.host)} a node, and {beside}")
         step, gpus = hours.step_of(experiment, count[0], card)
+        here = torch.cuda.device_count()
+        where = "this machine" if settings.ray_address is None and "RAY_ADDRESS" not in os.environ else "the cluster"
+        print(f"device      {gpus} GPUs of {where}")
+        if where == "this machine" and here < gpus:
+            print(f"            NOT THERE: it has {here}; OpenRLHF.ray_address names a cluster that has {gpus}")
         total = experiment.settings.steps * step / 3600
         print(f"time        estimated: {duration(step)} a step, {total:.0f} h a run, {total * gpus:,.0f} GPU-hours")
     free = shutil.disk_usage(next(folder for folder in run.absolute().parents if folder.is_dir())).free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -59,6 +60,23 @@ for name in ("torch", "transformers", "deepspeed"):
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_setting_as_an_option_hints_at_its_binding():
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--gin", "toy.gin", "--steps", "10"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "unrecognized arguments: --steps 10; a setting is bound by --set train.steps=10" in done.stderr
+
+
+def test_a_script_of_another_checkout_than_the_package_says_so(tmp_path):
+    script = tmp_path / "scripts" / "mine.py"
+    for folder in (script.parent, tmp_path / "exgrpo_orlhf"):
+        folder.mkdir()
+    script.write_text("from exgrpo_orlhf import terminal\nterminal.messages()\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    assert f"{script} imports {ROOT / 'exgrpo_orlhf'}, not the package of its own checkout" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../../x", "a/../..", "/x"])

@@ -57,6 +57,16 @@ DAMAGES = {  # what becomes of the tensors, what of config.json, what is said
     "NaN": (spoiled(float("nan"), torch.float32), {}, f"model.safetensors: 1 tensors hold NaN or infinity .{UP}"),
     "NaN in bfloat16": (spoiled(float("nan"), torch.bfloat16), {}, "NaN or infinity"),
     "infinity in float16": (spoiled(-float("inf"), torch.float16), {}, "NaN or infinity"),
+    "another head that is tied": (
+        lambda all: {**all, "lm_head.weight": all["model.embed_tokens.weight"] + 1},
+        {},
+        "has 1 weights beside those that config.json ties them to .lm_head.weight.",
+    ),
+    "a stray quantization_config": (
+        None,
+        {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        "its weights are not quantized; remove quantization_config from config.json",
+    ),
     "a small vocabulary": (
         lambda all: {**all, "model.embed_tokens.weight": all["model.embed_tokens.weight"][:10].contiguous()},
         {"vocab_size": 10},
@@ -170,6 +180,9 @@ def test_weights_in_half_precision_in_a_pickle_or_with_a_tied_head_of_their_own_
     weights.check(pickled, tokenizer)
     torch.save(without("model.norm")(tensors), pickled / "pytorch_model.bin")
     with pytest.raises(weights.WeightsError, match="lacks 1 of its weights"):
+        weights.check(pickled, tokenizer)
+    torch.save({"epoch": 3, "state_dict": tensors}, pickled / "pytorch_model.bin")
+    with pytest.raises(weights.WeightsError, match=r"model\.bin: 'epoch' is no tensor; the file must be"):
         weights.check(pickled, tokenizer)
 
 

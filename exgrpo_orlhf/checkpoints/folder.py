@@ -7,7 +7,7 @@ checkpoint-<step>/_actor/     of the OpenRLHF engine: DeepSpeed's state
 checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
 checkpoint-<step>/adapter/    with LoRA: the adapter alone (engines/lora.py); the weights at the root are merged
 checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (training/prefetch.py)
-best                          a link to the checkpoint with the highest train.best_metric
+best                          a link to the checkpoint with the best train.best_metric
 """
 
 from __future__ import annotations

@@ -309,14 +309,14 @@ def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> d
 
 
 @cache
-def _settings() -> list[str]:
+def all_settings() -> list[str]:
     """All that can be bound."""
     parameters = [(name, p) for name in _GIN for p in inspect.signature(_TARGETS[name]).parameters]
     return [f"{name}.{p}" for name, p in parameters if p not in _SUPPLIED.get(name, ())]
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:
-    settings = _settings()
+    settings = all_settings()
     if f"{selector}.{parameter}" in settings:
         return
     near = [name for name in settings if name.endswith(f".{parameter}")]
@@ -332,8 +332,8 @@ def _check_macros(made_at: dict[str, str], used_macros: set[str]) -> None:
     for macro, where in made_at.items():
         name = macro.removeprefix("%")
         if macro.startswith("%") and name not in used_macros:
-            near = [each for each in _settings() if each.endswith(f".{name}")]
-            near = near or difflib.get_close_matches(name, [*sorted(used_macros), *_settings()], n=3, cutoff=0.5)
+            near = [each for each in all_settings() if each.endswith(f".{name}")]
+            near = near or difflib.get_close_matches(name, [*sorted(used_macros), *all_settings()], n=3, cutoff=0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""
             raise ConfigError(f"{where}: {name} = … sets nothing, because no binding refers to {macro}{hint}")
 

@@ -190,6 +190,9 @@ class Definitions:
         require(tables, f'files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
         for each in files:
             _check(each, SetFile)
+            fixed = each.get("convert", "columns") not in ("columns", "boxed")
+            ignored = [key for key in ("question", "answer", "options") if fixed and key in each]
+            require(not ignored, f"convert = {each.get('convert')!r} ignores {' and '.join(ignored)}; leave one out")
         require(bool(public or files or tasks), f"no source; give files, public, {' or '.join(_TASKS)}")
         sources = [*tasks, *(key for key in ("public", "files") if tasks and block.get(key))]
         require(len(sources) < 2, f"{' and '.join(sources)} are two sources; give one of them")

@@ -64,8 +64,8 @@ class ResultsComparison:
         rows = [(one.title, one.questions, one.a, one.b, one.paired, f"{one.p_holm:.4f}") for one in self.benchmarks]
         lines = [("benchmark", "questions", "a", "b", "b - a", "95 % interval", "p", "p (Holm)")]
         for title, count, first, second, test, p_holm in (*rows, ("macro mean", questions, a, b, self.macro, "")):
-            bounds = f"[{100 * test.low:+.1f}, {100 * test.high:+.1f}]"
-            scores = f"{100 * first:.1f}", f"{100 * second:.1f}", f"{100 * test.difference:+.1f}"
+            bounds = f"[{100 * test.low:+z.1f}, {100 * test.high:+z.1f}]"
+            scores = f"{100 * first:.1f}", f"{100 * second:.1f}", f"{100 * test.difference:+z.1f}"
             lines.append((title, str(count), *scores, bounds, f"{test.p_value:.4f}", p_holm))
         head, rule, *rest = aligned(lines, left=1)
         text = [f"a: {self.a}", f"b: {self.b}", "", head, rule, *rest[:-1], rule, rest[-1]]

@@ -75,7 +75,7 @@ def graded(
             "seed": request.seed_at(0),
             "question": plain_text(question.prompt),
             "prompt": request.prompt,
-            "gold": question.answer,
+            "gold": question.answer_text,
             "response": response.text,
             **graded_fields,
             "prompt_tokens": response.prompt_tokens or len(request.prompt_ids),

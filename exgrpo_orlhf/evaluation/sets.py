@@ -17,7 +17,7 @@ from ..questions import conversions
 from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
 from ..questions.hub import HubError, commit, load_table, table_rows
-from ..questions.question_files import read_rows
+from ..questions.question_files import column_names, read_rows
 from ..questions.reading import field_value, fingerprint, missing_in
 from ..records import Question
 from .benchmarks import Benchmark, BenchmarkError, SetFile
@@ -143,13 +143,11 @@ def _from_file(benchmark: Benchmark, path: Path, file: SetFile, notes: list[str]
 
     convert = _conversion(benchmark, file)
     fields = [*convert.columns, *filter(None, [benchmark.by])]
-    present: list[str] = []
     try:
-        rows = list(read_rows(path, present.extend, fields))
+        present = column_names(path)
+        rows = list(read_rows(path, fields))
     except (ValueError, OSError, pa.ArrowException) as error:
         raise BenchmarkError(f"benchmark {benchmark.name!r}: {path}: {error}") from error
-    if rows and path.suffix == ".jsonl":
-        present = [*rows[0], *(name for name in fields if "." in name and not missing_in(rows[0], name))]
     if file.note:
         notes.append(file.note)
     if present:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from .. import checkpoints, tokenizer_file
 from ..evaluation import html
 from ..files import write
+from ..paths import run_name
 from ..records import Question
 from ..replay import ReplayBuffer, RetirementPolicy, snapshot
 from ..tracking.tracker import MlflowTracker
@@ -58,7 +59,7 @@ class RunPage:
             return
         try:
             history = read(self._run, buffer, step, self._questions, self._decode)
-            write(self._run / "explore.html", page(history, self._run.name))
+            write(self._run / "explore.html", page(history, run_name(self._run)))
             self._tracker.artifact(self._run / "explore.html")
         except (OSError, ValueError, RuntimeError) as error:
             log.warning("%s could not be made: %s", self._run / "explore.html", error)
@@ -76,11 +77,11 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
     saved = checkpoints.find(run)
     if not saved:
         missing = "The run has no checkpoint yet: what is stored is not shown."
-        return page(read(run, None, None, questions, lambda ids: ""), run.resolve().name, [*notes, missing])
+        return page(read(run, None, None, questions, lambda ids: ""), run_name(run.resolve()), [*notes, missing])
     step, folder = max(saved.items())
     buffer = ReplayBuffer(RetirementPolicy())
     snapshot.load(folder / "replay", buffer, snapshot.fingerprint(folder / "replay"))
-    return page(read(run, buffer, step, questions, _decoder(folder)), run.resolve().name, notes)
+    return page(read(run, buffer, step, questions, _decoder(folder)), run_name(run.resolve()), notes)
 
 
 def _decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:

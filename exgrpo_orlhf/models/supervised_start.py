@@ -88,11 +88,11 @@ class SupervisedFile:
         path = Path(self.path)
         place, examples = place_of(path), []
         columns = (self.prompt, self.response)
-        for row, record in enumerate(read_rows(path, lambda names: None, columns, "SupervisedFile.path")):
+        for row, record in enumerate(read_rows(path, columns, "SupervisedFile.path")):
             where = place.of(row)
             prompt = read_prompt(record, where, "SupervisedFile.prompt", self.prompt)
             response = present(record, self.response, where, "SupervisedFile.response")
-            if type(response) is not str or not response.strip():  # a JSON number is a subclass of str
+            if not isinstance(response, str) or not response.strip():
                 raise ValueError(f"{where}: field {self.response!r} is {response!r:.80}; a response is text, not empty")
             examples.append((Question.make(path.stem, prompt, "", {"place": where}), response))
         return examples
@@ -161,8 +161,10 @@ class SupervisedModel:
         work = folder.with_name(f"{folder.name}.unfinished")
         if not cache.has(folder):
             rows = encode(examples, prompts, self.sampling.max_response_tokens)
-            folder.parent.mkdir(parents=True, exist_ok=True)
             lock = folder.with_name(f".{folder.name}.lock")  # it stays: one that is removed can be held twice
+            with cache.explained(folder):
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                lock.touch()
             try:
                 with files.locked(lock, wait=False):
                     pass

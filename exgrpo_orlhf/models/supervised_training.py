@@ -19,20 +19,8 @@ from ..engines.local.forward import PolicyForward
 from ..engines.local.placement import Recomputing, dtype_of
 from ..engines.local.products import large_layers
 from ..engines.rows import ForwardRow
+from ..engines.schedule import rate_share
 from .optimiser_steps import optimiser_steps
-
-
-def rate_share(step: int, *, steps: int, warmup: int, schedule: str) -> float:
-    """The learning rate of an optimiser step, counted from 1, as a share of its peak.
-
-    It rises in `warmup` equal steps and then falls, linearly or as half a cosine, to what would be 0 one step after the
-    last. (transformers' schedules begin at 0, so that their first step trains nothing.)
-    """
-    if step < warmup:
-        return step / warmup
-    peak = max(warmup, 1)
-    gone = (step - peak) / (steps - peak + 1)  # of the fall
-    return 1 - gone if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * gone))
 
 
 class SupervisedTraining:

@@ -64,7 +64,7 @@ def choice(question: str, options: str, answer: str) -> Conversion:
         texts, right = [str(text) for text in row[options]], _text(row[answer])
         labels = string.ascii_uppercase[: len(texts)]
         number = int(right) if right.isdecimal() and int(right) < len(texts) else None
-        if type(row[answer]) is not str:  # a number of the file's own, in JSONL as it is written
+        if not isinstance(row[answer], str):
             named = [] if number is None else [labels[number]]
         else:
             named = [label for label, text in zip(labels, texts, strict=True) if text == right]
@@ -145,6 +145,6 @@ def _with_choices(question: str, labels: Iterable[str], options: Iterable[str]) 
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():
+    if type(value) is float and value.is_integer():  # a JSON number is as it is written
         value = int(value)
     return "" if value is None else str(value).strip()

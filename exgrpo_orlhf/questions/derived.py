@@ -13,7 +13,8 @@ from .. import tokenizer_file
 from ..records import Question
 from ..settings import require, require_reference
 from .prompts import PromptEncoder, Prompts
-from .text import normalised, normalised_answer
+from .reading import text_key, with_own_id
+from .text import normalised_answer
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class QuestionMix:
 
     An epoch has each of the mix's questions once. Its shares equal the weights to within one question, and a batch has
     these shares on average. No question is drawn twice: a source gives at most what it has, and a question that an
-    earlier source has too (in the same words, text.py) is left out of the later one.
+    earlier source has too (the same text and columns) is left out of the later one.
 
     sources: references such as (@a/QuestionFile(), @b/QuestionHub())
     weights: one number for each source, its share of the mix; None: every question of every source
@@ -118,11 +119,12 @@ class LengthFilter:
 def _without_repetitions(sets: Sequence[list[Question]]) -> list[list[Question]]:
     """Each set without the questions that an earlier one has."""
     earlier: dict[str, Question] = {}
+    ids: set[str] = set()
     distinct = []
     for i, questions in enumerate(sets):
-        by_text = [(normalised(question.prompt), question) for question in questions]
-        new = [(text, question) for text, question in by_text if text not in earlier]
-        answers = [(question.answer, earlier[text].answer) for text, question in by_text if text in earlier]
+        by_text = [(text_key(question), question) for question in questions]
+        new = [(text, with_own_id(question, ids)) for text, question in by_text if text not in earlier]
+        answers = [(question.answer_text, earlier[text].answer_text) for text, question in by_text if text in earlier]
         other = [pair for pair in answers if normalised_answer(pair[0]) != normalised_answer(pair[1])]
         if answers:
             logger.info("QuestionMix: source %d repeats %d questions of earlier sources: left out", i, len(answers))
@@ -136,6 +138,7 @@ def _without_repetitions(sets: Sequence[list[Question]]) -> list[list[Question]]
                 f"QuestionMix: source {i} holds no question that the sources before it do not hold; take it out"
             )
         earlier |= dict(new)
+        ids |= {question.id for _, question in new}
         distinct.append([question for _, question in new])
     return distinct
 

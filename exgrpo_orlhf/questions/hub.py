@@ -23,7 +23,7 @@ class HubError(ValueError):
 class QuestionHub(QuestionRecords):
     """A set of questions from the hub, or a local folder that `datasets.load_dataset` can open.
 
-    id: owner/name, or a folder; the name is the source of questions that say none
+    id: owner/name, or a folder, also one of save_to_disk; the name is the source of questions that say none
     subset: one of the set's configurations ('main', 'ARC-Challenge', …); None where it has only one
     split: 'train', 'test', …, or a part of one ('train[:1000]')
     revision: commit, tag or branch; None: the newest. Pin it: a set that has changed makes a different experiment
@@ -40,8 +40,9 @@ class QuestionHub(QuestionRecords):
         """As `distinct_questions`. Raises HubError if the set cannot be loaded, or ValueError with row and field."""
         place = Place(f"{self.id}, split {self.split!r}", "row", 0)
         table = load_table(self.id, self.subset, self.split, self.revision, "QuestionHub")
-        self.check_columns(list(column_paths(table.features.arrow_schema)), place.name)
-        return self.distinct_questions(table_rows(table, self.columns), place, Path(self.id).name)
+        first = next(table_rows(table.select(range(min(1, len(table)))), tuple(table.column_names)), {})
+        layout = self.layout([*column_paths(first)], place.name)
+        return self.distinct_questions(table_rows(table, self.columns(layout)), place, Path(self.id).name, layout)
 
 
 def load_table(set_id: str, subset: str | None, split: str, revision: str | None, binding: str) -> Any:
@@ -50,7 +51,10 @@ def load_table(set_id: str, subset: str | None, split: str, revision: str | None
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        table = datasets.load_dataset(set_id, subset, split=split, revision=revision)
+        if (Path(set_id) / "state.json").is_file() or (Path(set_id) / "dataset_dict.json").is_file():
+            table = _saved(datasets.load_from_disk(set_id), subset, split)  # by save_to_disk
+        else:
+            table = datasets.load_dataset(set_id, subset, split=split, revision=revision)
     except ValueError as error:  # an unknown subset or split: the message lists those there are
         why = " ".join(str(error).split())
         raise HubError(f"{set_id}: {why}; set {binding}.subset and {binding}.split") from error
@@ -58,6 +62,18 @@ def load_table(set_id: str, subset: str | None, split: str, revision: str | None
         raise HubError(explain(error, set_id, f"{binding}.id")) from error
     logger.info("%s, split %r: %d rows, %s", set_id, split, len(table), table.version or "no version")
     return table
+
+
+def _saved(saved: Any, subset: str | None, split: str) -> Any:
+    """One split, or a part of one, of what save_to_disk wrote. Raises ValueError for another split, or a subset."""
+    import datasets
+
+    splits = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+    name = split.partition("[")[0]
+    if subset is not None or name not in splits:
+        raise ValueError(f"a folder of save_to_disk has no subsets; the splits of this one are {', '.join(splits)}")
+    [part] = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(splits[name])})
+    return splits[name].select(range(part.from_, part.to))
 
 
 def commit(set_id: str, revision: str | None, binding: str) -> str:

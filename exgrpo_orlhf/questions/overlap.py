@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..files import replacing
 from ..records import Question
-from .question_files import place_of, read_rows
+from .question_files import column_names, place_of, read_rows
 from .reading import read_prompt
 from .text import Prompt, normalised, plain_text, words
 
@@ -123,12 +123,10 @@ class PromptColumn:
     def read(self) -> list[Prompt]:
         """Every row's prompt, repetitions too. FileNotFoundError, ValueError with place and field."""
         place, option = place_of(self.path), f"{self.path}:FIELD on the command line"
-
-        def check(names: list[str]) -> None:
-            if self.field not in names:
-                raise ValueError(f"{self.path}: no column {self.field!r}, there are {', '.join(names)}; give {option}")
-
-        rows = enumerate(read_rows(self.path, check, (self.field,)))
+        names = column_names(self.path)
+        if names and self.field not in names:
+            raise ValueError(f"{self.path}: no column {self.field!r}, there are {', '.join(names)}; give {option}")
+        rows = enumerate(read_rows(self.path, (self.field,)))
         prompts = [read_prompt(row, place.of(i), option, self.field) for i, row in rows]
         if not prompts:
             raise ValueError(f"{self.path} holds no questions; was it written to the end?")

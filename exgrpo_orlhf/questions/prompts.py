@@ -58,7 +58,7 @@ class Prompts:
     def __post_init__(self) -> None:
         text, names = self.template, ", ".join(map(repr, TEMPLATES))
         if text not in TEMPLATES and "{question}" not in text and os.path.isfile(text):
-            text = Path(text).read_bytes().decode("utf-8", "replace").replace("\r\n", "\n").removesuffix("\n")
+            text = Path(text).read_bytes().decode("utf-8-sig", "replace").replace("\r\n", "\n").removesuffix("\n")
         counts = [text.count(part) for part in ("{question}", "{system}", "\ufffd")]
         require(
             text in TEMPLATES or counts in ([1, 0, 0], [1, 1, 0]),
@@ -179,7 +179,8 @@ class PromptEncoder:
                     raise
                 raise ValueError(
                     f"{sum(each > limit for each in lengths)} of {len(questions)} prompts are too long, up to "
-                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out): {error}"
+                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out; it needs "
+                    f"LengthFilter.questions, .model and .prompts): {error}"
                 ) from error
             text = _text(question)
             for character in set(text).difference(readable):

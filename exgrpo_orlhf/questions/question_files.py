@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,20 @@ from .catalogue import PUBLIC_SETS
 from .reading import Place, QuestionRecords
 
 Rows = Iterator[Mapping[str, Any]]
-ColumnCheck = Callable[[list[str]], None]
 
 
-class _Number(str):
-    """A JSON number as it is written: 27.0 stays "27.0"."""
+class _Decimal(float):
+    """A JSON number that is not whole. Its text is as it is written: 4.50 stays "4.50"."""
 
-    __repr__ = str.__str__
+    text: str
+
+    def __new__(cls, text: str) -> _Decimal:
+        number = super().__new__(cls, text)
+        number.text = str(text)
+        return number
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,8 @@ class QuestionFile(QuestionRecords):
         Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
         path = Path(self.path) if Path(self.path).exists() else WORKPLACE / self.path
-        rows = read_rows(path, lambda names: self.check_columns(names, str(path)), self.columns, "QuestionFile.path")
-        return self.distinct_questions(rows, place_of(path), path.stem)
+        layout = self.layout(column_names(path, "QuestionFile.path"), str(path))
+        return self.distinct_questions(read_rows(path, self.columns(layout)), place_of(path), path.stem, layout)
 
 
 def place_of(path: Path) -> Place:
@@ -51,10 +58,14 @@ def place_of(path: Path) -> Place:
     return Place(str(path), "line", 1) if path.suffix == ".jsonl" else Place(str(path), "row", 0)
 
 
-def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str], named: str = "") -> Rows:
-    """The rows of a file; of a parquet file only the given columns are read.
+def column_names(path: Path, named: str = "") -> list[str]:
+    """The columns of a file's first row, nested ones as dotted paths; [] without a row. named: as `read_rows`"""
+    return [*column_paths(next(read_rows(path, (), named), {}))]
 
-    check: called with the columns of a parquet or CSV file, and raises if one is missing
+
+def read_rows(path: Path, columns: Sequence[str], named: str = "") -> Rows:
+    """The rows of a file; of a parquet file only the given columns are read, or all where none is given.
+
     named: the path's binding, for messages
     """
     binding = f" ({named})" if named else ""
@@ -64,33 +75,32 @@ def read_rows(path: Path, check: ColumnCheck, columns: Sequence[str], named: str
         remedy = remedy if path.stem in PUBLIC_SETS else ""
         raise FileNotFoundError(f"{path.absolute()}: {kind} file{binding}{remedy}")
     if path.suffix == ".parquet":
-        return _parquet_rows(path, check, columns)
+        return _parquet_rows(path, columns)
     if path.suffix == ".jsonl":
         return _jsonl_rows(path)
     if path.suffix == ".csv":
-        return _csv_rows(path, check)
+        return _csv_rows(path)
     advice = "; unpack it with gunzip" if path.suffix == ".gz" else binding
     raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}{advice}")
 
 
-def column_paths(fields: Iterable[Any]) -> Iterator[str]:
-    """The dotted paths of arrow fields, nested records included."""
-    for field in fields:
-        yield field.name
-        if str(field.type).startswith("struct<"):
-            yield from (f"{field.name}.{path}" for path in column_paths(field.type))
+def column_paths(record: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted paths of a record's fields, nested records included."""
+    for name, value in record.items():
+        yield name
+        if isinstance(value, dict):
+            yield from (f"{name}.{path}" for path in column_paths(value))
 
 
-def _parquet_rows(path: Path, check: ColumnCheck, columns: Sequence[str]) -> Rows:
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            check(list(column_paths(file.schema_arrow)))
-            for batch in file.iter_batches(columns=list(columns), batch_size=1024):
+            for batch in file.iter_batches(columns=list(columns) or None, batch_size=1024 if columns else 1):
                 yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path}: cannot be read as parquet ({' '.join(str(error).split())}); copy or make it again"
         ) from error
@@ -100,9 +110,8 @@ def _jsonl_rows(path: Path) -> Rows:
     with path.open("rb") as file:  # bytes: only "\n" ends a line, not a U+2028 inside a question
         for number, line in enumerate(file, 1):
             try:
-                record = json.loads(
-                    line.decode(), parse_float=_Number, parse_int=_Number, parse_constant=_refuse_constant
-                )
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                record = json.loads(text, parse_float=_Decimal, parse_constant=_refuse_constant)
             except ValueError as error:
                 torn = "" if line.endswith(b"\n") else "; the file ends here, was it written to the end?"
                 raise ValueError(f"{path}, line {number}: not JSON: {error}{torn}") from error
@@ -111,7 +120,7 @@ def _jsonl_rows(path: Path) -> Rows:
             yield record
 
 
-def _csv_rows(path: Path, check: ColumnCheck) -> Rows:
+def _csv_rows(path: Path) -> Rows:
     """All values are text, as written. Quoted values may hold line breaks, doubled quotes stand for one."""
     csv.field_size_limit(1 << 30)  # the library's own limit is shorter than a long question
     try:
@@ -126,7 +135,6 @@ def _csv_rows(path: Path, check: ColumnCheck) -> Rows:
             raise ValueError(f"{path}: the file has no header: its first line is empty, or it has none")
         if len(set(header)) < len(header):
             raise ValueError(f"{path}: the header names a column twice: {', '.join(header)}")
-        check(header)
         for row, values in enumerate(reader):
             if len(values) != len(header):
                 raise ValueError(

@@ -1,8 +1,8 @@
 """Reads distinct questions from records of any source. Errors name the place and the gin binding.
 
-A question that occurs again with the same answer is merged into the first, also where it is typeset differently
-(text.py). The very same prompt with another answer is an error, because one of the two answers is wrong. Prompts that
-only look alike and have different answers both stay: "reverse Ab" is not "reverse aB".
+A row that repeats prompt (white space around it aside), answer, source and the other columns of an earlier one is
+merged into it. The same prompt and columns with another answer are an error, because one of the two answers is wrong.
+Prompts that only look alike both stay: "reverse Ab" is not "reverse aB", and the indentation of code counts.
 """
 
 from __future__ import annotations
@@ -10,16 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import math
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..records import Question
 from ..settings import require
-from .text import Prompt, normalised, normalised_answer
+from .text import Prompt, normalised
 
 logger = logging.getLogger(__name__)
+# Names of columns that need no binding where one of them alone is there.
+_COMMON = {
+    "prompt": ("question", "problem", "prompt", "input"),
+    "answer": ("answer", "solution", "final_answer", "ground_truth", "gold"),
+}
+Layout = tuple[str, str]  # the columns of question and answer
+_HASHES = re.compile(r"\n####[ \t]*([^\n]*\S)\s*\Z")  # GSM8K: the solution, then the answer
 
 
 @dataclass(frozen=True)
@@ -39,15 +48,17 @@ class QuestionRecords:
     """Base of the sources whose records have a question each: which fields hold what a question needs.
 
     prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
-    answer: field of the gold answer: text; whole numbers too, and in JSONL any number, as it is written; or a list of
-        these, any of which is right (Verifier.kind 'math', 'math_verify'; 'function', 'code' and 'http' get the list)
+    answer: field of the gold answer: text or a number; or a list of these, any of which is right (Verifier.kind 'math',
+        'math_verify'). 'function', 'code' and 'http' get it as it is, the other kinds as text. Where a set lacks the
+        column of the default, here or for `prompt`, its one column with a common name is taken (question, problem or
+        input; answer, solution, final_answer, ground_truth or gold; of GSM8K what follows ####)
     source: field of the data set's name; None, a JSONL row without that field, or a table without a column
         'data_source' where no other is named: the source's own name
     limit: load only this many distinct questions, the first ones; None: all
     held_out, part: so many of them, chosen by their ids, are kept apart for validation: 'train' are the others,
         'validation' these. 'all' with held_out = 0: nothing is kept apart
     meta: further fields that a verifier needs, such as ('options',) for 'choice' or ('tests',) for 'code'; they are
-        kept in Question.meta under the last part of their path
+        kept in Question.meta, with their types, under the last part of their path
 
     A field is a name or a dotted path into nested records ("reward_model.ground_truth").
     """
@@ -70,82 +81,132 @@ class QuestionRecords:
             f"{self._owner}.part is 'train' or 'validation' with {self._owner}.held_out of at least 1, or 'all' with "
             f"0; got {self.part!r} with {self.held_out!r}",
         )
+        names = ["row", *(name.rpartition(".")[2] for name in self.meta)]  # "row" is the row's number
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        require(not twice, f"{self._owner}.meta: fields are kept under the last part of their path; {twice} is taken")
 
     @property
     def _owner(self) -> str:
         """Whose gin bindings these are."""
         return type(self).__name__
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The fields that are bound."""
-        return (self.prompt, self.answer, *([] if self.source is None else [self.source]), *self.meta)
+    def columns(self, layout: Layout) -> tuple[str, ...]:
+        """The fields that are read."""
+        return (*layout, *([] if self.source is None else [self.source]), *self.meta)
 
-    def check_columns(self, present: list[str], where: str) -> None:
-        """present: the columns there are, nested ones as dotted paths. Raises ValueError for one that is missing."""
-        bindings = {self.prompt: "prompt", self.answer: "answer", self.source: "source (None: the set's own name)"}
-        for name in self.columns:
-            if name not in present and name != QuestionRecords.source:  # which nobody has named
-                raise ValueError(
-                    f"{where}: no column {name!r}, there are {', '.join(present)}; set "
-                    f"{self._owner}.{bindings.get(name, 'meta')}"
-                )
+    def layout(self, present: list[str], where: str) -> Layout:
+        """The columns of question and answer. present: the columns there are, nested ones as dotted paths; [] without a
+        row. Raises ValueError that names all that are missing."""
+        chosen, missing = {"prompt": self.prompt, "answer": self.answer}, []
+        for binding, names in _COMMON.items():
+            default = chosen[binding] == getattr(QuestionRecords, binding)
+            common = [name for name in names if default and name in present]
+            if chosen[binding] not in present and len(common) == 1:
+                chosen[binding] = common[0]
+            elif chosen[binding] not in present:
+                missing.append((chosen[binding], binding + (f" ({' or '.join(common)})" if common else "")))
+        if self.source is not None and self.source not in (QuestionRecords.source, *present):  # the default may lack
+            missing.append((self.source, "source (None: the set's own name)"))
+        missing += [(name, "meta") for name in self.meta if name not in present]
+        if present and missing:
+            raise ValueError(
+                f"{where}: no column {' and no '.join(repr(name) for name, _ in missing)}, there are "
+                f"{', '.join(present)}; set {' and '.join(f'{self._owner}.{binding}' for _, binding in missing)}"
+            )
+        return chosen["prompt"], chosen["answer"]
 
-    def distinct_questions(self, rows: Iterable[Mapping[str, Any]], place: Place, own_name: str) -> list[Question]:
+    def distinct_questions(
+        self, rows: Iterable[Mapping[str, Any]], place: Place, own_name: str, layout: Layout
+    ) -> list[Question]:
         """The distinct questions in their order; meta["row"] is the first row (from 0) that asks each.
 
         own_name: the source of questions whose record does not say it
         Raises ValueError for a record that cannot be used, for an answer that contradicts an earlier one, and if there
         are no questions.
         """
-        questions: list[Question] = []
-        alike: dict[str, list[Question]] = defaultdict(list)
-        repeated = respelled = 0
+        questions: dict[str, Question] = {}
+        by_text: dict[str, Question] = {}
+        sources: set[tuple[str, str]] = set()  # of each text
+        repeated = 0
         for row, record in enumerate(rows):
-            question = self._question(record, row, place.of(row), own_name)
-            group = alike[normalised(question.prompt)]
-            if first := _repeated(question, group, place):
+            question = self._question(record, row, place.of(row), own_name, layout)
+            try:
+                key = text_key(question)
+                question.answer_text.encode()
+            except UnicodeEncodeError as error:
+                half = error.object[error.start]
+                raise ValueError(f"{place.of(row)}: {half!r} is half a character; write it whole") from None
+            first = by_text.setdefault(key, question)
+            if first.answer_text != question.answer_text:
+                rows_of = " and ".join(str(q.meta["row"] + place.first) for q in (first, question))
+                raise ValueError(
+                    f"{place.name}: {place.unit}s {rows_of} ask the same question with the answers {first.answer!r} "
+                    f"and {question.answer!r}; remove the wrong one: {question.prompt!r:.300}"
+                )
+            if (key, question.source) in sources:
                 repeated += 1
-                respelled += first.prompt != question.prompt
-            else:
-                group.append(question)
-                questions.append(question)
+                continue
+            sources.add((key, question.source))
+            question = with_own_id(question, questions)
+            questions[question.id] = question
             if len(questions) == self.limit:
                 break
         if not questions:
             raise ValueError(f"{place.name} holds no questions; was it written to the end?")
+        if layout != (self.prompt, self.answer):
+            text = "%s: questions are read from column %r and answers from %r; %s.prompt and .answer name others"
+            logger.info(text, place.name, *layout, self._owner)
         if repeated:
-            typeset = f" ({respelled} of them typeset differently)" if respelled else ""
-            logger.info("%s: %d questions, %d repetitions merged%s", place.name, len(questions), repeated, typeset)
-        if self.held_out >= len(questions):
+            logger.info("%s: %d questions, %d repetitions merged", place.name, len(questions), repeated)
+        if self.part == "all":
+            return [*questions.values()]
+        # Ids are hashes, so that the smallest ones are a random part, the same in every process. A question that looks
+        # like another one is not held out: the other would be trained on.
+        looks = Counter(normalised(question.prompt) for question in questions.values())
+        alone = sorted(question.id for question in questions.values() if looks[normalised(question.prompt)] == 1)
+        if self.held_out >= len(alone):
             raise ValueError(
-                f"{place.name} holds {len(questions)} questions; {self._owner}.held_out = {self.held_out} leaves none "
-                "to train on"
+                f"{place.name} holds {len(alone)} questions; {self._owner}.held_out = {self.held_out} leaves none to "
+                "train on (questions that differ in typesetting alone do not count)"
             )
-        # Ids are hashes, so that the smallest ones are a random part, the same in every process.
-        apart = {question.id for question in sorted(questions, key=lambda question: question.id)[: self.held_out]}
-        return [one for one in questions if self.part == "all" or (one.id in apart) == (self.part == "validation")]
+        apart = {*alone[: self.held_out]}
+        return [one for one in questions.values() if (one.id in apart) == (self.part == "validation")]
 
-    def _question(self, record: Mapping[str, Any], row: int, where: str, own_name: str) -> Question:
-        prompt = read_prompt(record, where, f"{self._owner}.prompt", self.prompt)
-        answer = present(record, self.answer, where, f"{self._owner}.answer")
-        several = isinstance(answer, list)
-        answers = [str(each) if type(each) is int else each for each in (answer if several else [answer])]
-        if not answers or not all(isinstance(each, str) and each.strip() for each in answers):
+    def _question(self, record: Mapping[str, Any], row: int, where: str, own_name: str, layout: Layout) -> Question:
+        prompt = read_prompt(record, where, f"{self._owner}.prompt", layout[0])
+        answer = present(record, layout[1], where, f"{self._owner}.answer")
+        answers = answer if isinstance(answer, list) else [answer]
+        if not answers or not all(map(_is_gold, answers)):
             raise ValueError(
-                f"{where}: field {self.answer!r} is {answer!r:.80}; a gold answer is text that is not empty (write "
-                "a decimal number in parquet as text too, in the form that a grader should read)"
+                f"{where}: field {layout[1]!r} is {answer!r:.80}; a gold answer is text that is not empty, a finite"
+                " number, or a list of these"
             )
+        if layout[1] != self.answer and isinstance(answer, str) and (match := _HASHES.search(answer)):
+            answer = match[1].replace(",", "")
         source = own_name
         if self.source is not None and not missing_in(record, self.source):
             source = field_value(record, self.source)
         if type(source) is not str or not source:
             raise ValueError(f"{where}: field {self.source!r} is {source!r:.80}; a source is the data set's name")
         meta = {name.rpartition(".")[2]: present(record, name, where, f"{self._owner}.meta") for name in self.meta}
-        meta = {"row": row, **meta}
-        if several:
-            meta["answers"] = [*map(str, answers)]
-        return Question.make(source, prompt, json.dumps(meta["answers"]) if several else str(answers[0]), meta)
+        answer = tuple(answer) if isinstance(answer, list) else answer
+        return Question.make(source, prompt, answer, {"row": row, **meta})
+
+
+def text_key(question: Question) -> str:
+    """A hash of what is asked, to the letter: the prompt without white space around it, and the columns in its meta."""
+    prompt = (("user", question.prompt),) if isinstance(question.prompt, str) else question.prompt
+    *before, (role, content) = prompt
+    columns = {name: value for name, value in question.meta.items() if name != "row"}
+    asked = json.dumps([*before, role, content.strip(), columns], sort_keys=True, default=repr, ensure_ascii=False)
+    return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+
+
+def with_own_id(question: Question, ids: Container[str]) -> Question:
+    """The question, with an id that is made of its columns too if its own is taken: other options, or other tests."""
+    if question.id not in ids:
+        return question
+    return replace(question, id=f"{int(question.id, 16) ^ int(text_key(question), 16):032x}")
 
 
 def fingerprint(questions: Iterable[Question]) -> str:
@@ -182,7 +243,7 @@ def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) 
     """
     value = present(record, name, where, binding)
     where = f"{where}: field {name!r}"
-    if type(value) is str:  # not a JSON number, which is a subclass of str (files.py)
+    if isinstance(value, str):
         if not value.strip():
             raise ValueError(f"{where} is empty; remove the row")
         return value
@@ -191,7 +252,7 @@ def read_prompt(record: Mapping[str, Any], where: str, binding: str, name: str) 
     messages = []
     for message in value:
         parts = {key: part for key, part in message.items() if part is not None} if isinstance(message, dict) else {}
-        if set(parts) != {"role", "content"} or not all(type(part) is str for part in parts.values()):
+        if set(parts) != {"role", "content"} or not all(isinstance(part, str) for part in parts.values()):
             raise ValueError(f'{where} has the message {message!r:.80}; a message is {{"role": text, "content": text}}')
         messages.append((parts["role"], parts["content"]))
     if not messages[-1][1].strip():
@@ -207,14 +268,7 @@ def present(record: Mapping[str, Any], name: str, where: str, binding: str) -> A
         raise ValueError(f"{where}: no field {name!r}, there are {error.args[0]}; set {binding}") from None
 
 
-def _repeated(question: Question, group: list[Question], place: Place) -> Question | None:
-    """The question of the group that this one repeats."""
-    for other in group:
-        if other.prompt == question.prompt and other.answer != question.answer:
-            rows = " and ".join(str(q.meta["row"] + place.first) for q in (other, question))
-            raise ValueError(
-                f"{place.name}: {place.unit}s {rows} ask the same question with the answers {other.answer!r} and "
-                f"{question.answer!r}; remove the wrong one: {question.prompt!r:.300}"
-            )
-    answer = normalised_answer(question.answer)
-    return next((other for other in group if normalised_answer(other.answer) == answer), None)
+def _is_gold(answer: Any) -> bool:
+    if isinstance(answer, float):
+        return math.isfinite(answer)
+    return type(answer) is int or (isinstance(answer, str) and bool(answer.strip()))

@@ -43,7 +43,7 @@ class RewardServer:
         self._threads = ThreadPoolExecutor(connections, "reward-server")
         self._client = httpx.Client(limits=httpx.Limits(max_connections=connections))
 
-    def check(self) -> None:
+    def check(self, columns: Sequence[str] | None) -> None:
         """Raises NoGrader unless something listens at one of the addresses at least."""
         faults = []
         for url in self.urls:

@@ -118,20 +118,22 @@ class Verifier:
         )
 
     def check(self, questions: Iterable[Question]) -> None:
-        """Check, before anything is generated, that a user's file, the sandbox or the server is there, that there is
-        one gold answer for each question where a kind takes no list, and that a program's tests can be read. Raises
-        NoGrader, ValueError."""
+        """Check, before anything is generated, that a user's file, the sandbox or the server is there, that the
+        questions have the columns that a function takes, that there is one gold answer for each question where a kind
+        takes no list, and that a program's tests can be read. Raises NoGrader, ValueError."""
+        questions = [*questions]
         if self.kind in ("function", "code", "http"):
-            self._pool().check()
+            metas = [set(each.meta) for each in questions]
+            self._pool().check(sorted(set.intersection(*metas)) if metas else None)
         for each in questions:
             if self.kind == "code":
                 try:
-                    tests_of(_as_answer(each, ""))
+                    tests_of(self._as_answer(each, ""))
                 except ValueError as error:
                     raise ValueError(f"the question {each.prompt!r:.80} of {each.source!r}: {error}") from error
             elif self.kind not in ("function", "http") and not self.kind.startswith("math"):
-                several = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {each.answer:.80}"
-                require("answers" not in each.meta, several)
+                several = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {each.answer_text:.80}"
+                require(not isinstance(each.answer, tuple), several)
 
     def grade(self, question: Question, response: str) -> Grade:
         """Grade one response. Blocks for little more than `timeout` at most, or three times that for a text (math,
@@ -206,6 +208,13 @@ class Verifier:
         """Whether grades tell if the reasoning of a correct response holds (`Grade.sound`)."""
         return self.kind in _HERE and self.kind != "exact"
 
+    def _as_answer(self, question: Question, response: str) -> Answer:
+        """A gold is text where text is compared, a number as it is written; a user's own grader gets it as it is."""
+        golds = [*question.answer] if isinstance(question.answer, tuple) else [question.answer]
+        golds = [*map(str, golds)] if self.kind in _TEXTS else golds
+        gold = golds if isinstance(question.answer, tuple) else golds[0]
+        return Answer(gold, response, question.prompt, dict(question.meta), question.source)
+
     def _urls(self) -> tuple[str, ...]:
         return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())
 
@@ -242,7 +251,7 @@ class _Answers:
             return
         new: dict[bytes, Answer] = {}
         for question, response in pairs:
-            answer = _as_answer(question, response)
+            answer = self.verifier._as_answer(question, response)
             key = self._key(answer)
             self.keys.append(key)
             if key not in self.sent:
@@ -255,7 +264,7 @@ class _Answers:
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
         if here := _HERE.get(self.verifier.kind):
-            grades = [here(question, response) for question, response in self.pairs]
+            grades = [here(replace(one, answer=one.answer_text), response) for one, response in self.pairs]
         else:
             by_key = {key: self._grade_of(key, graded) for key, graded in self._graded().items()}
             grades = [by_key[key] for key in self.keys]
@@ -305,8 +314,3 @@ class _Answers:
         # These kinds ignore the prompt, and read nothing else from the meta.
         meta = [answer.meta.get(name) for name in ("options", SOURCE)]
         return pickle.dumps([answer.gold, answer.response, meta])
-
-
-def _as_answer(question: Question, response: str) -> Answer:
-    gold = question.meta.get("answers", question.answer)  # several: any of them
-    return Answer(gold, response, question.prompt, dict(question.meta), question.source)

@@ -32,7 +32,7 @@ class Table(NamedTuple):
 def number(value: float, like: float | None = None, sign: str = "") -> str:
     """A number with 3 decimals below 10, 1 below 1000, else none. like: the number whose magnitude decides"""
     size = abs(value if like is None else like)
-    return f"{value:{sign},.{3 if size < 10 else 1 if size < 1000 else 0}f}"
+    return f"{value:{sign}z,.{3 if size < 10 else 1 if size < 1000 else 0}f}"
 
 
 def plus_minus(mean: Mean | None, unit: float = 1.0) -> str:

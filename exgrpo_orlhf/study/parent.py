@@ -86,18 +86,16 @@ class Parent:
                     self._client.set_terminated(child.info.run_id, "KILLED")
 
     def close(self, runs: Sequence[StudyRun], status: str) -> None:
-        """Put runs that began during an outage below the parent, name all runs, and set the parent's status.
+        """Put runs that began during an outage below the parent, and set the parent's status.
 
         status: FINISHED, FAILED or KILLED
         """
         if self._client is None or self.id is None:
             return
         with self._outages_reported():
-            for run, child in self._children(runs).items():
+            for child in self._children(runs).values():
                 if child.data.tags.get(PARENT_TAG) != self.id:
                     self._client.set_tag(child.info.run_id, PARENT_TAG, self.id)
-                if child.info.run_name != run.name:  # scripts/train.py names it by its folder: seed0
-                    self._client.update_run(child.info.run_id, name=run.name)
             self._client.set_terminated(self.id, status)
 
     @contextmanager

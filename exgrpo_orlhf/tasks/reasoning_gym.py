@@ -22,6 +22,7 @@ from .made_questions import Number, Seed, Split, split_by_hash
 
 SOURCE = "reasoning_gym"
 _SIZE = 10**6  # of each of the library's sets, of which only what is asked for is made
+_SMALLER = {"word_ladder": 20_000, "acre": 2_000}  # the one takes no larger size, the other makes all of it at once
 _PATIENCE = 1000  # questions in a row that are of the other split or not new, before there are taken to be no more
 
 
@@ -58,17 +59,19 @@ class ReasoningGym:
 
         Raises ValueError for an unknown task or setting, and if there are fewer questions than asked for.
         """
-        return [question for question, _ in self.examples()]
-
-    def examples(self) -> list[tuple[Question, str]]:
-        """The questions of `load`, in the same order, each with the library's answer in its tags, for a supervised
-        start. Raises ValueError as `load`."""
         weights = self._weights()
         bounds = np.cumsum(list(weights.values())) / sum(weights.values()) * self.count
         shares = np.diff(np.floor(bounds + 0.5).astype(int), prepend=0)
         questions = [q for task, share in zip(weights, shares, strict=True) for q in self._of(task, int(share))]
-        shuffled = [questions[i] for i in np.random.default_rng(self.seed).permutation(len(questions))]
-        return [(question, f"<answer>{question.answer}</answer>") for question in shuffled]
+        return [questions[i] for i in np.random.default_rng(self.seed).permutation(len(questions))]
+
+    def examples(self) -> list[tuple[Question, str]]:
+        """The questions of `load`, in the same order, each with the library's answer in its tags, for a supervised
+        start. Raises ValueError as `load`, and for a task that has a checker alone."""
+        questions = self.load()
+        without = {question.meta[SOURCE]["task"] for question in questions if question.answer == str(None)}
+        require(not without, f"ReasoningGym.tasks: {', '.join(sorted(without))} has no answers for a supervised start")
+        return [(question, f"<answer>{question.answer}</answer>") for question in questions]
 
     def _weights(self) -> Mapping[str, float]:
         return {self.tasks: 1.0} if isinstance(self.tasks, str) else self.tasks
@@ -84,7 +87,7 @@ class ReasoningGym:
             index += 1
             if split_by_hash(text.casefold(), SOURCE.encode()) == self.split and question.id not in questions:
                 questions[question.id], last = question, index
-            elif index - last == _PATIENCE:
+            if len(questions) < share and (index - last == _PATIENCE or index == len(entries)):
                 raise ValueError(
                     f"ReasoningGym.count asks for {share} distinct {self.split} questions of {task!r}, and only "
                     f"{len(questions)} were made in {index} tries; ask for fewer, or for more difficult ones"
@@ -112,6 +115,7 @@ def entries_of(task: str, settings: str, seed: int) -> Any:
     Raises ValueError for an unknown task or setting, or without the library.
     """
     try:
-        return _library().create_dataset(task, size=_SIZE, seed=seed, **ast.literal_eval(settings))
+        size = _SMALLER.get(task, _SIZE)
+        return _library().create_dataset(task, size=size, seed=seed, **ast.literal_eval(settings))
     except (ValueError, TypeError, AssertionError) as error:
         raise ValueError(f"ReasoningGym: {task!r} with {settings}: {error}") from error

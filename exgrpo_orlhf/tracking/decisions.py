@@ -207,7 +207,7 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
         "id": question.id[:ID],
         "as": "replayed" if group.planned_replay else "fresh" if chosen is None else "injected",
         "prompt": prompt[:PROMPT],
-        "answer": question.answer[:PROMPT],
+        "answer": question.answer_text[:PROMPT],
         "responses": responses,
     }
 

@@ -26,6 +26,7 @@ from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
 from ..explore.run_page import RunPage
 from ..files import Files
+from ..paths import run_name
 from ..progress import Clock, Progress
 from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, Question, RolloutGroup, Trajectory
@@ -89,7 +90,7 @@ class TrainingRun:
             rows = list(self.metrics.rows())
             health = Health(rows, settings.steps, mixer.start_at_accuracy if mixer.replays else None)
             evaluation = max((row.get("time/evaluation", 0.0) for row in rows), default=0.0)
-            progress = Progress(self.folder.name, self.steps, settings.steps, settings.eval_every, evaluation)
+            progress = Progress(run_name(self.folder), self.steps, settings.steps, settings.eval_every, evaluation)
             while self.steps < settings.steps and not stop.signal:
                 metrics = self.step()
                 every, is_last = settings.eval_every, self.steps == settings.steps
@@ -99,7 +100,9 @@ class TrainingRun:
                 progress.show(self.steps, metrics)
                 health.look(self.steps, metrics, float(mixer.rho_at(self.steps)))
                 value = self._best_metric(metrics)
-                is_best = value is not None and (self.best is None or value > self.best)
+                # The rates are of responses that went wrong (validation.metric_names), and tokens are a cost.
+                sign = -1 if str(settings.best_metric).endswith(("_rate", "/response_tokens")) else 1
+                is_best = value is not None and (self.best is None or sign * value > sign * self.best)
                 if is_best:
                     self.best, self.best_step = value, self.steps
                 if is_best or self.steps % settings.save_every == 0:
@@ -325,7 +328,7 @@ class TrainingRun:
 
         path = self.folder / "curves.png"
         try:
-            curves.plot({self.folder.name: curves.read(self.folder)}, path)
+            curves.plot({run_name(self.folder): curves.read(self.folder)}, path)
         except (OSError, ValueError, RuntimeError) as error:  # the run is done and saved: a picture must not fail it
             log.warning("%s could not be drawn: %s", path, error)
             return

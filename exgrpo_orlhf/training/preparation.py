@@ -16,6 +16,7 @@ from ..experiment import Experiment, Outcome
 from ..explore.run_page import RunPage
 from ..files import write
 from ..models.supervised_start import CURVE, copy_curve
+from ..paths import run_name
 from ..records import Question
 from ..replay import snapshot
 from ..stopping import Stop
@@ -88,7 +89,7 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
         metrics,
         experiment.tracking,
         default_uri=job.tracking_uri,
-        run_name=folder.name,
+        run_name=run_name(folder),
         params=experiment.params,
         tags={**job.tags, "config_hash": experiment.config_hash, **hashes},
         run_id=state["mlflow_run_id"] if state else None,

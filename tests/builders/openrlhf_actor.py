@@ -17,7 +17,6 @@ from exgrpo_orlhf.doctor.actors import whole_weights
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.openrlhf.actor import MixedPolicyActor
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
-from exgrpo_orlhf.engines.openrlhf.flags import scheduler_steps
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -68,7 +67,7 @@ def make_actor(
     args.exgrpo = replace(experiment, loss=loss)
     args.ds.param_dtype = dtype or args.ds.param_dtype
     actor = MixedPolicyActor(ranks, number, port and "localhost", port)
-    actor.init_model_from_pretrained(get_strategy(args), str(model), scheduler_steps(experiment), None)
+    actor.init_model_from_pretrained(get_strategy(args), str(model), 1, None)
     actor.experiment, actor.encoder = experiment, PromptEncoder(experiment.prompts, actor.tokenizer)
     return actor
 

@@ -242,7 +242,12 @@ BAD = [
     ("FreshSampler.floor = 0.0", "FreshSampler.floor must be positive"),
     ("FreshSampler.cooldown = 2", "FreshSampler.cooldown belongs to FreshSampler.by = 'accuracy'"),
     ("MixedPolicyLoss.ratio = 'group'", "MixedPolicyLoss.ratio must be one of 'token', 'sequence'"),
-    ("Optimizer.schedule = 'cosine'", "Optimizer.decay_steps belongs to"),
+    ("Optimizer.schedule = 'cosine'", "Optimizer.schedule = 'cosine' needs Optimizer.decay_steps"),
+    (
+        "Optimizer.decay_steps = 7\nOptimizer.schedule = 'linear'\ntrain.steps = 4\nOptimizer.passes_per_batch = 2",
+        "Optimizer.decay_steps = 7: after that optimiser step the rate is 0, and train.steps = 4 makes 8",
+    ),
+    ("Optimizer.decay_steps = 9", "Optimizer.decay_steps = 9 belongs to Optimizer.schedule = 'linear' or 'cosine'"),
     ("Sampling.top_p = 0.9", "there is no setting Sampling.top_p"),
     ("Work.questions = @QuestionFile()", "PretrainedModel.path must be bound"),
     ("Work.questions = @Questions()", "No configurable matching reference '@Questions()'"),

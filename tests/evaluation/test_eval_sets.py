@@ -89,6 +89,10 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
         ({"verifier": '"code"'}, "programs are not evaluated here"),
         ({"temperature": "0", "samples": "4"}, "would all be the same"),
         ({"public": '"aime"'}, "public = 'aime' is in no catalogue; did you mean aime2"),
+        (
+            {"files": '[{ name = "a.jsonl", convert = "after_hashes", question = "q" }]'},
+            "convert = 'after_hashes' ignores question; leave one out",
+        ),
         ({"files": "[]"}, "no source; give files, public, chains or word_problems or reasoning_gym"),
         (
             {"word_problems": "{ count = 4 }", "chains": "{ count = 4 }", "files": "[]"},

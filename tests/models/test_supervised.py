@@ -21,7 +21,7 @@ from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.models import supervised_training
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 from exgrpo_orlhf.models.supervised_start import CURVE, SupervisedModel
-from exgrpo_orlhf.models.supervised_training import SupervisedTraining, rate_share
+from exgrpo_orlhf.models.supervised_training import SupervisedTraining
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.settings import LocalEngine, Sampling
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
@@ -116,20 +116,6 @@ def test_each_epoch_has_every_example_once_in_another_order(raw_model):
     assert [len(training.batch(step)) for step in (1, 2, 3, 4)] == [6, 6, 6, 2]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
     assert epochs[0] != epochs[1]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "warmup", "expected"),
-    [
-        ("linear", 0, [1, 0.75, 0.5, 0.25]),
-        ("linear", 2, [0.5, 1, 2 / 3, 1 / 3]),
-        ("cosine", 1, [1, 0.5 + 0.25 * 2**0.5, 0.5, 0.5 - 0.25 * 2**0.5]),
-        ("linear", 4, [0.25, 0.5, 0.75, 1]),
-    ],
-)
-def test_every_step_trains_and_the_rate_peaks_after_the_warm_up(schedule, warmup, expected):
-    rates = [rate_share(step, steps=4, warmup=warmup, schedule=schedule) for step in (1, 2, 3, 4)]
-    assert rates == pytest.approx(expected)
 
 
 def test_the_examples_become_more_likely_and_the_curve_says_so(raw_model, tmp_path):

@@ -10,6 +10,7 @@ from test_supervised import supervised
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.cache import CacheError
 from exgrpo_orlhf.doctor import tiny
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 from exgrpo_orlhf.models.supervised_start import SupervisedFile, SupervisedModel
@@ -77,6 +78,12 @@ def test_what_is_missing_is_said(raw_model, tmp_path):
     for change, message in cases:
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             supervised(raw_model, tmp_path / "cache", **change).prepare()
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(raw_model, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match=r"could not be written .* name another cache by EXGRPO_CACHE"):
+        supervised(raw_model, tmp_path / "file" / "cache").prepare()
 
 
 def test_a_learning_rate_that_blows_up_is_said(raw_model, tmp_path):

@@ -185,7 +185,7 @@ def test_the_clean_subset_keeps_the_form_and_all_columns_and_overlaps_no_more(se
 def test_wrong_arguments_of_the_overlap_check_say_what_to_do(sets, script):
     train, test = f"{sets / 'train.jsonl'}:question", sets / "test.jsonl"
     for arguments, status, message in [
-        ((sets / "train.jsonl", test), 1, "train.jsonl, line 1: no field 'prompt', there are question, answer, level"),
+        ((sets / "train.jsonl", test), 1, "train.jsonl: no column 'prompt', there are question, answer, level; give"),
         ((sets / "train.parquet", test), 1, "no column 'prompt', there are question, answer, level; give"),
         ((train, sets / "nowhere.jsonl"), 1, "nowhere.jsonl: no such file"),
         ((train, "aime24", "--out", sets), 1, "not prepared yet; run scripts/prepare_data.py --only aime24"),

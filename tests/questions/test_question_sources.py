@@ -70,6 +70,24 @@ def test_a_wrong_field_split_or_subset_names_the_binding(hub_set, change, messag
         hub(hub_set, **change).load()
 
 
+def test_a_folder_of_save_to_disk_is_read_by_split(tmp_path):
+    sums = datasets.Dataset.from_list([{"q": f"{n}+1?", "a": n + 1} for n in range(10)])
+    sums.save_to_disk(tmp_path / "sums")
+    datasets.DatasetDict({"train": sums, "test": sums.select([3])}).save_to_disk(tmp_path / "both")
+
+    def answers(name: str, **more) -> list[int]:
+        return [one.answer for one in QuestionHub(str(tmp_path / name), prompt="q", answer="a", **more).load()]
+
+    assert answers("sums") == answers("both") == [*range(1, 11)]
+    assert answers("both", split="test") == [4]
+    assert answers("sums", split="train[2:5]") == [3, 4, 5]
+    for more in ({"split": "test"}, {"subset": "main"}):
+        with pytest.raises(
+            ValueError, match="a folder of save_to_disk has no subsets; the splits of this one are train; set"
+        ):
+            answers("sums", **more)
+
+
 def test_without_a_network_the_error_says_what_to_do(tmp_path):
     code = (
         "from exgrpo_orlhf.questions import QuestionHub\n"

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exgrpo_orlhf.questions import QuestionFile, fingerprint
+from exgrpo_orlhf.questions import QuestionFile, QuestionMix, fingerprint
+from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.questions.question_files import read_rows
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 
 
@@ -54,17 +58,44 @@ def test_messages_stored_by_pandas_as_arrays_load_too(tmp_path):
 
 def test_only_the_needed_columns_are_read(tmp_path):
     config = parquet(tmp_path / "q.parquet", {**verl_row(), "images": "x" * 1000})
-    (row,) = read_rows(Path(config.path), lambda present: None, ("data_source", "prompt", "reward_model.ground_truth"))
+    (row,) = read_rows(Path(config.path), ("data_source", "prompt", "reward_model.ground_truth"))
     assert set(row) == {"data_source", "prompt", "reward_model"}
     assert set(row["reward_model"]) == {"ground_truth"}
 
 
-def test_json_numbers_stay_as_they_are_written(tmp_path):
-    numbers = ["27.0", "4.50e33", "1000", "-0"]
-    lines = "".join(f'{{"question": "q{i}", "answer": {number}}}\n' for i, number in enumerate(numbers))
-    answers = [question.answer for question in text(tmp_path / "q.jsonl", lines).load()]
-    assert answers == numbers
-    assert all(type(answer) is str for answer in answers)
+def test_numbers_keep_their_type_and_in_json_lines_their_spelling(tmp_path):
+    numbers = [27.0, 4.5e33, 1000, -1]
+    written = ["27.0", "4.50e33", "1000", "-1"]
+    lines = "".join(f'{{"question": "q{i}", "answer": {number}}}\n' for i, number in enumerate(written))
+    questions = pickle.loads(pickle.dumps(text(tmp_path / "q.jsonl", lines).load()))
+    assert [question.answer for question in questions] == numbers
+    assert [isinstance(question.answer, float) for question in questions] == [True, True, False, False]
+    assert [question.answer_text for question in questions] == written
+    rows = [{"question": f"q{i}", "answer": number} for i, number in enumerate(numbers[2:], 2)]
+    same = parquet(tmp_path / "q.parquet", *rows, prompt="question", answer="answer").load()
+    assert [question.id for question in same] == [question.id for question in questions[2:]]
+    assert {q.id for q in same}.isdisjoint(Question.make(q.source, q.prompt, q.answer_text).id for q in same)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_function_gets_numbers_as_numbers_and_a_text_grader_as_text(suffix, tmp_path):
+    """The reproduction: == was never true, and a column `answers` took the place of the gold answer."""
+    rows = [{"prompt": "2+2?", "answer": 4, "info": {"scale": 0.5}, "answers": ["no"]}]
+    path = tmp_path / f"q.{suffix}"
+    path.write_text(json.dumps(rows[0]) + "\n") if suffix == "jsonl" else parquet(path, *rows)
+    (question,) = QuestionFile(str(path), answer="answer", meta=("info.scale", "answers")).load()
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(solution_str, ground_truth, extra_info=None):\n"
+        "    return float(int(solution_str) == ground_truth and extra_info['scale'] == 0.5)\n"
+    )
+    function = Verifier("function", function=f"{tmp_path / 'reward.py'}:compute_score")
+    assert function.grade(question, "4").correct
+    assert Verifier("exact").grade(question, "4").correct
+    assert Verifier("math").grade(question, "\\boxed{4}").correct
+    assert question.meta["answers"] == ["no"]
+    for meta in (("a.options", "b.options"), ("row",)):
+        with pytest.raises(ValueError, match=r"QuestionFile\.meta: .* is taken"):
+            QuestionFile(str(path), meta=meta)
 
 
 def test_a_line_separator_inside_a_question_does_not_end_its_line(tmp_path):
@@ -93,12 +124,36 @@ def test_source_is_the_files_name_where_there_is_no_field(tmp_path):
     assert text(tmp_path / "other.csv", "question,answer\na,1\n").load()[0].source == "other"
 
 
-def test_repetitions_with_the_same_answer_are_merged_and_counted(tmp_path, caplog):
+LOOK_ALIKE = [
+    ("Add 1 23", "Add 12 3"),
+    ("if a:\n    b()\nc()", "if a:\n    b()\n    c()"),
+    ("$5 ~ 3", "5 3"),
+    ("Find $x^{2}$ for $x=2$.", "Find $x^2$ for $x = 2$"),
+]
+
+
+@pytest.mark.parametrize("pair", LOOK_ALIKE)
+def test_questions_that_look_alike_both_stay_and_neither_is_held_out(pair, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    rows = [("Find $x^{2}$ for $x=\\dfrac12$.", "1/4"), ("Find  $x^2$ for $x = \\frac12$", "1/4"), ("Find y.", "2")]
-    questions = jsonl(tmp_path / "q.jsonl", *rows, rows[2]).load()
-    assert [question.meta["row"] for question in questions] == [0, 2]
-    assert "2 questions, 2 repetitions merged (1 of them typeset differently)" in caplog.text
+    rows = [(prompt, "4") for prompt in pair] + [("What is 7?", "7"), (" What is 7?\n", "7")]
+    source = jsonl(tmp_path / "q.jsonl", *rows)
+    assert [question.prompt for question in source.load()] == [*pair, "What is 7?"]
+    assert "3 questions, 1 repetitions merged" in caplog.text
+    more = jsonl(tmp_path / "q.jsonl", *rows, ("What is 8?", "8"))
+    (apart,) = replace(more, held_out=1, part="validation").load()
+    assert apart.prompt not in pair
+
+
+def test_the_same_text_with_other_columns_is_another_question(tmp_path):
+    """The second row's options were lost."""
+    rows = [{"prompt": "Which is prime?", "answer": "A", "options": options} for options in (["7", "8"], ["5", "6"])]
+    path = tmp_path / "q.parquet"
+    questions = parquet(path, *rows, answer="answer", meta=("options",)).load()
+    assert [question.meta["options"] for question in questions] == [["7", "8"], ["5", "6"]]
+    assert questions[0].id == Question.make("q", "Which is prime?", "A").id != questions[1].id
+    other = replace(QuestionFile(str(path), answer="answer", meta=("options",)), limit=1)
+    assert len(QuestionMix((other, QuestionFile(str(path), answer="answer", meta=("options",)))).load()) == 2
+    assert len(parquet(path, *rows, answer="answer").load()) == 1, "of these columns alone it is a repetition"
 
 
 def test_repetitions_with_different_answers_name_both_rows(tmp_path):
@@ -106,7 +161,7 @@ def test_repetitions_with_different_answers_name_both_rows(tmp_path):
     with pytest.raises(ValueError, match=r"q\.parquet: rows 0 and 2 .*'2' and '3'; remove the wrong one.*1\+1\?"):
         parquet(tmp_path / "q.parquet", *rows).load()
     with pytest.raises(ValueError, match="lines 1 and 2"):
-        jsonl(tmp_path / "q.jsonl", ("a", 1), ("a", 2)).load()
+        jsonl(tmp_path / "q.jsonl", ("a", 1), (" a ", 2)).load()
 
 
 def test_questions_that_only_look_alike_keep_their_own_answers(tmp_path):
@@ -163,6 +218,41 @@ def test_a_missing_column_is_named_with_those_present(tmp_path, fields, message)
         parquet(tmp_path / "q.parquet", verl_row(), **fields).load()
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
+@pytest.mark.parametrize("prompt", ["question", "problem", "prompt", "input"])
+@pytest.mark.parametrize("answer", ["answer", "solution", "final_answer", "ground_truth", "gold"])
+def test_common_columns_are_recognised_and_said(suffix, prompt, answer, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    path, row = tmp_path / f"q.{suffix}", {prompt: "1+1?", answer: "1 and 1 are 2\n#### 2,000", "level": "1"}
+    if suffix == "parquet":
+        parquet(path, row)
+    elif suffix == "jsonl":
+        path.write_text(f"\ufeff{json.dumps(row)}\n")
+    else:
+        path.write_text(f'{prompt},{answer},level\n1+1?,"{row[answer]}",1\n')
+    (question,) = QuestionFile(str(path)).load()
+    assert (question.prompt, question.answer, question.source) == ("1+1?", "2000", "q")
+    assert f"questions are read from column {prompt!r} and answers from {answer!r}; QuestionFile.prompt" in caplog.text
+    (as_bound,) = QuestionFile(str(path), prompt=prompt, answer=answer).load()
+    assert as_bound.answer == row[answer]
+
+
+def test_a_template_in_a_file_begins_behind_its_byte_order_mark(tmp_path):
+    (tmp_path / "template.txt").write_text("\ufeffQ: {question}\n", encoding="utf-8")
+    assert Prompts(template=str(tmp_path / "template.txt")).template == "Q: {question}"
+
+
+def test_all_missing_columns_are_named_together_with_what_they_may_be(tmp_path):
+    row = {"problem": "1+1?", "question": "1+1?", "solution": "2", "answer": "2"}
+    message = (
+        "q.parquet: no column 'prompt' and no 'reward_model.ground_truth' and no 'tests', there are problem, question, "
+        "solution, answer; set QuestionFile.prompt (question or problem) and QuestionFile.answer (answer or solution) "
+        "and QuestionFile.meta"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parquet(tmp_path / "q.parquet", row, meta=("tests",)).load()
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
@@ -194,7 +284,7 @@ PROMPTS = {
     '[{"role": "user", "content": "a", "name": "b"}]': "a message is",
     '[{"role": "user", "content": ""}]': "ends in an empty message",
 }
-NO_FIELD = r"line 1: no field 'answer', there are question, gold; set QuestionFile\.answer"
+NO_FIELD = r"no column 'answer', there are question, gold; set QuestionFile\.answer"
 
 
 @pytest.mark.parametrize(
@@ -215,6 +305,9 @@ NO_FIELD = r"line 1: no field 'answer', there are question, gold; set QuestionFi
             for gold in ("null", "true", '""', "[null]")
         ),
         (b"", "holds no questions"),
+        (GOOD + b'{"question": "b\\ud800", "answer": "1"}\n', r"line 2: '\\ud800' is half a character"),
+        (GOOD + b'{"question": "b", "answer": "\\udfff"}\n', r"line 2: '\\udfff' is half a character"),
+        (b'{"question": "b", "answer": 1e999}\n', "line 1: field 'answer' is .* a gold answer is text"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named(tmp_path, content, message):
@@ -241,9 +334,9 @@ def test_a_broken_csv_file_is_named_with_row_and_column(tmp_path, content, messa
         text(tmp_path / "q.csv", content, source=None).load()
 
 
-def test_whole_numbers_in_parquet_are_answers_and_decimals_are_not(tmp_path):
-    assert parquet(tmp_path / "q.parquet", verl_row(answer=204)).load()[0].answer == "204"
-    for answer in (0.5, None):
+def test_numbers_in_parquet_are_answers_and_what_is_missing_is_not(tmp_path):
+    assert [parquet(tmp_path / "q.parquet", verl_row(answer=x)).load()[0].answer for x in (204, 0.5)] == [204, 0.5]
+    for answer in (float("nan"), None):
         with pytest.raises(ValueError, match=r"row 0: field 'reward_model\.ground_truth' is"):
             parquet(tmp_path / "q.parquet", verl_row(answer=answer)).load()
 
@@ -281,7 +374,7 @@ def test_benchmarks_load_whole(name, prompt, answer, count, shared_data):
     questions = QuestionFile(str(shared_data / f"{name}.jsonl"), prompt=prompt, answer=answer).load()
     assert len(questions) == count
     assert {question.source for question in questions} == {name}
-    assert name != "amc23_test" or all(question.answer.endswith(".0") for question in questions)
+    assert name != "amc23_test" or all(question.answer_text.endswith(".0") for question in questions)
 
 
 def test_the_papers_validation_set_loads(caplog, shared_data):

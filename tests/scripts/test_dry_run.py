@@ -68,6 +68,9 @@ def test_the_plan_of_a_run_on_openrlhf_has_its_prompt_and_what_it_needs(dry_run,
     assert lines["model"] == f"{big_model}: 7,615.6 million parameters, 16384 positions"
     assert lines["prompt"].startswith(f"{len('<|user|>What is 0 + 0?<|assistant|>')} tokens, with a question of sums")
     assert "\n            <|user|>What is 0 + 0?<|assistant|>\n" in done.stdout
+    assert lines["answer"] == "'0' to the first question; graded by 'math'"
+    assert lines["device"] == "8 GPUs of this machine"
+    assert "NOT THERE: it has 0; OpenRLHF.ray_address names a cluster that has 8" in done.stdout
     assert lines["batch"] == "128 questions × 8 rows of at most 9,216 tokens; 2 optimiser steps"
     assert lines["steps"].startswith("700; no validation; a checkpoint every 20, 2 of them kept")
     assert "ρ = 0.5, 64 questions of a batch, from the step after a batch whose Pass@1 exceeds 0.35" in lines["replay"]
@@ -139,7 +142,35 @@ def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_tra
     assert (done.returncode, errors) == (0, [])
     assert lines["questions"] == "24 to train on, 10 for validation"
     assert lines["memory"].startswith("estimated: ")
+    assert lines["device"] == "cpu, float32, 1 CPU threads"
     monkeypatch.setattr(ChainModel, "prepare", lambda self: pytest.fail("it was trained"))
     done, lines, errors = dry_run(["toy.gin"], [f"ChainModel.cache = {str(tmp_path / 'cache')!r}"])
     assert (done.returncode, errors) == (0, [])
     assert "trained when the run begins" in lines["model"]
+
+
+def test_what_would_go_wrong_later_is_named(dry_run, raw_model, tmp_path):
+    (tmp_path / "reward.py").write_text("def right(completions, solution, **kwargs): return [1.0]")
+    rows = [{"prompt": f"1+{i}=", "answer": i + 1} for i in range(3)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bindings = [
+        *small_bindings(raw_model),
+        "Work.questions = @QuestionFile()",
+        f"QuestionFile.path = {str(tmp_path / 'q.jsonl')!r}",
+        "Work.validation = None",
+        "train.eval_every = None",
+        "Verifier.kind = 'function'",
+        f"Verifier.function = {f'{tmp_path}/reward.py:right'!r}",
+        "Optimizer.learning_rate = 1.0",
+        "LocalEngine.threads = 4096",
+    ]
+    done, _, (error,) = dry_run(["toy.gin"], bindings)
+    assert done.returncode == 2
+    assert "reward.py takes solution, which is no column of the questions: add it to QuestionFile.meta" in error
+    assert "LocalEngine.threads = 4096, but this process has" in done.stderr
+    assert "Optimizer.learning_rate = 1: AdamW moves each weight by up to that an update" in done.stderr
+    (tmp_path / "reward.py").write_text("def right(completions, **kwargs): return [1.0]")
+    done, lines, errors = dry_run(["toy.gin"], bindings)
+    assert (done.returncode, errors) == (0, [])
+    assert lines["answer"] == f"1 to the first question; graded by 'function' ({tmp_path}/reward.py:right)"
+    assert "FEWER than train.questions_per_step = " in done.stdout

@@ -240,6 +240,10 @@ def test_flags_of_openrlhf_that_change_what_is_computed_tell_variants_apart():
     assert len(set(variants(stage, cut))) == 2
 
 
+def test_a_difference_that_rounds_to_0_has_no_minus():
+    assert comparison_tables.number(-0.0004, sign="+") == "+0.000"
+
+
 def test_names_of_variants_that_are_cut_stay_different():
     names = variants(*({"Prompts.system": "x" * 100 + end} for end in "ab"))
     assert len(set(names)) == 2

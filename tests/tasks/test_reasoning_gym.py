@@ -44,6 +44,10 @@ def test_a_mixture_has_its_shares_and_each_task_its_settings():
         ({"settings": {"terms": 3}}, r"with \{'terms': 3\}: .*unexpected keyword argument 'terms'"),
         ({"settings": {"min_terms": 0}}, r"with \{'min_terms': 0\}"),
         ({"settings": {"max_terms": 2, "max_digits": 1}, "count": 5000}, "asks for 5000 distinct train questions"),
+        (
+            {"tasks": "acre", "count": 3000},
+            "asks for 3000 distinct train questions of 'acre', and only [0-9]+ were made in",
+        ),
         ({"tasks": {}}, r"ReasoningGym\.tasks must be a task's name or positive weights by name, got \{\}"),
         ({"tasks": {"chain_sum": -1}}, r"ReasoningGym\.tasks must be"),
         ({"tasks": {"chain_sum": 1}, "settings": {"chainsum": {}}}, r"ReasoningGym\.settings has chainsum, which"),
@@ -54,6 +58,16 @@ def test_a_mixture_has_its_shares_and_each_task_its_settings():
 def test_what_is_wrong_is_named(more, message):
     with pytest.raises(ValueError, match=message):
         ReasoningGym(**{"tasks": "chain_sum", **more}).load()
+
+
+def test_a_task_that_takes_no_large_set_has_questions_and_one_without_answers_is_no_supervised_start():
+    assert len(ReasoningGym("word_ladder", count=3).load()) == 3
+    ladders = ReasoningGym("word_ladder", count=3)
+    assert all(response == f"<answer>{question.answer}</answer>" for question, response in ladders.examples())
+    mixture = ReasoningGym({"chain_sum": 1, "propositional_logic": 1}, count=4)
+    assert len(mixture.load()) == 4
+    with pytest.raises(ValueError, match="propositional_logic has no answers for a supervised start"):
+        mixture.examples()
 
 
 def test_the_reward_is_the_librarys_score_and_success_is_where_it_is_drawn():

@@ -193,15 +193,16 @@ def test_a_binding_with_a_secret_is_no_part_of_a_runs_name(monkeypatch):
     assert script._name(arguments, 0, config.may_change, written) == "toy-ReplayMixer.rho_0.25-seed0"
 
 
-def test_the_best_checkpoint_is_kept_beside_the_newest(warm_model, tmp_path, monkeypatch):
-    """The metric rises, falls and never recovers; a resumed run still knows the best."""
+@pytest.mark.parametrize(("metric", "sign"), [("eval/greedy_accuracy", 1), ("eval/validation/truncated_rate", -1)])
+def test_the_best_checkpoint_is_kept_beside_the_newest(metric, sign, warm_model, tmp_path, monkeypatch):
+    """The metric rises (a rate of failures falls), falls and never recovers; a resumed run still knows the best."""
     heights = iter([0.1, 0.2, 0.7, 0.3, 0.4, 0.5])
-    monkeypatch.setattr(Validation, "evaluate", lambda *_: {"eval/greedy_accuracy": next(heights)})
+    monkeypatch.setattr(Validation, "evaluate", lambda *_: {metric: sign * next(heights)})
     more = (
         "train.save_every = 10",
         "train.keep = 1",
         "train.eval_every = 1",
-        "train.best_metric = 'eval/greedy_accuracy'",
+        f"train.best_metric = {metric!r}",
     )
     go(warm_model, tmp_path, "train.steps = 3", *more)
     assert list(checkpoints.find(tmp_path)) == [2, 3]

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, get_scheduler
+from transformers import PreTrainedModel
 
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
 from ...settings import LocalEngine, Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
+from ..schedule import scheduler
 from .forward import PolicyForward, measure, per_row
 from .placement import Recomputing
 
@@ -46,12 +47,7 @@ class PolicyUpdate:
             weight_decay=settings.weight_decay,
             fused=self._fused,
         )
-        self.scheduler = get_scheduler(
-            "constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
-            self.optimizer,
-            num_warmup_steps=settings.warmup_steps,
-            num_training_steps=settings.decay_steps,
-        )
+        self.scheduler = scheduler(self.optimizer, settings)
 
     def __call__(self, batch: MixedBatch, sequences: Sequence[ForwardRow], loss: MixedPolicyLoss) -> UpdateStats:
         """One or more passes over a batch, each of one or more optimiser steps on an equal share of its groups.
@@ -67,7 +63,7 @@ class PolicyUpdate:
             missing = [i for i, logprobs in enumerate(work.behaviour_logprobs) if logprobs is None]
             for i, measured in zip(missing, self._measure(work, missing), strict=True):
                 work.behaviour_logprobs[i] = measured.logprobs
-        norms, losses, skipped, rate = [], [], 0, 0.0
+        norms, losses, skipped, rate = [], [], 0, self.scheduler.get_last_lr()[0]
         for step in range(steps):
             part = step % n
             if part == 0:
@@ -81,9 +77,9 @@ class PolicyUpdate:
                 log.warning("update skipped: gradient norm %.4g is above Optimizer.skip_above_grad_norm", norm)
                 skipped += 1
             else:
+                rate = self.scheduler.get_last_lr()[0]
                 self.optimizer.step()
-            rate = self.scheduler.get_last_lr()[0]
-            self.scheduler.step()
+                self.scheduler.step()
             self.optimizer.zero_grad(set_to_none=True)
             norms.append(norm)
             losses.append(value)

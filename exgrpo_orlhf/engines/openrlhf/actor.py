@@ -20,6 +20,7 @@ from openrlhf.models import Actor
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from openrlhf.utils import utils as openrlhf_utils
+from openrlhf.utils.deepspeed import deepspeed as strategies
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
@@ -31,6 +32,7 @@ from ...settings import LoRA
 from ..lora import FOLDER, Adapter
 from ..model import mixing_of_rows, response_stats
 from ..rows import ForwardRow, padded
+from ..schedule import scheduler
 from .gradient_guard import GradientGuard
 from .policy_loss import MixedLoss
 
@@ -196,8 +198,9 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
     """OpenRLHF's policy actor. Ray forbids subclassing an actor class, but not the class under it."""
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        # OpenRLHF looks these up as globals of its module.
         experiment, ds = strategy.args.exgrpo, strategy.args.ds
+        # OpenRLHF looks these up as globals of its modules. Its schedules begin at 0: a first step would train nothing.
+        strategies.get_scheduler = lambda name, optimizer, **_: scheduler(optimizer, experiment.optimizer)
         make = partial(MixedActor, lora=experiment.lora, seed=experiment.settings.seed)
         ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, make, in_order
         openrlhf_utils.AutoTokenizer = SimpleNamespace(from_pretrained=lambda path, **_: tokenizer_file.load(path))

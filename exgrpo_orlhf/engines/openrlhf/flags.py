@@ -181,9 +181,6 @@ def command_line(
         "actor.adam.betas": optimizer.betas,
         "actor.adam.weight_decay": optimizer.weight_decay,
         "actor.max_norm": optimizer.max_grad_norm or 0.0,  # DeepSpeed clips to a positive norm alone
-        "actor.lr_scheduler": "constant_with_warmup" if optimizer.schedule == "constant" else optimizer.schedule,
-        # A share, which OpenRLHF rounds up to whole steps: half a step less, so that float errors do not matter.
-        "actor.lr_warmup_ratio": max(optimizer.warmup_steps - 0.5, 0.0) / scheduler_steps(experiment),
         **({"actor.entropy_coef": loss.entropy_coef} if loss.entropy_coef else {}),
         "algo.advantage.estimator": "dr_grpo",
         # With LoRA the reference model is the actor's own, without its adapter: OpenRLHF starts none.
@@ -212,11 +209,6 @@ def _beside_updates(flags: Mapping[str, Any]) -> dict[str, Any]:
             )
     # Only for this does OpenRLHF ask vLLM for log-probs at the sampling temperature. MixedLoss makes no correction.
     return {"algo.advantage.is_correction_level": "token"}
-
-
-def scheduler_steps(experiment: Experiment) -> int:
-    """OpenRLHF's number of optimiser steps, at which the decay ends and of which the warm-up is a share."""
-    return experiment.optimizer.decay_steps or max(experiment.optimizer.warmup_steps, 1)
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:

@@ -28,7 +28,6 @@ from ..job import Job
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
-from .flags import scheduler_steps
 from .output import mark_messages
 
 log = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     # -- what OpenRLHF's program calls --------------------------------------------------------------------------------
 
     def get_max_steps(self) -> int:
-        return scheduler_steps(self.experiment)
+        return 1  # of OpenRLHF's own schedule, whose place actor.py gives to ours
 
     def fit(self) -> None:
         self.job.loop(self.job, lambda checkpoint: self, StopFile(self.job.run))

@@ -105,9 +105,9 @@ class Pool:
             self._change.notify_all()
         return [job.verdict for job in jobs]
 
-    def check(self) -> None:
-        """Start a worker and end it again. Raises NoGrader."""
-        process = _Process(self.settings)
+    def check(self, columns: Sequence[str] | None) -> None:
+        """Start a worker and end it again. Raises NoGrader, also for a function that needs other columns."""
+        process = _Process({**self.settings, "columns": columns})
         try:
             process.wait_for_fork(first=True)
         finally:

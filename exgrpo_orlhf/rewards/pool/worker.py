@@ -53,7 +53,7 @@ def load(settings: Mapping[str, Any]) -> Grader:
     if kind == "function":
         from ..sandbox import function
 
-        return function.grader(settings["function"], settings["success_at"])
+        return function.grader(settings["function"], settings["success_at"], settings.get("columns"))
     from ..sandbox import code
 
     return code.grader(settings["timeout"], settings["memory"])

@@ -11,6 +11,7 @@ import inspect
 import math
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,9 +50,11 @@ def named(where: str) -> tuple[Path, str]:
     return Path(path).expanduser().absolute(), name
 
 
-def grader(where: str, success_at: float = 1.0) -> Grader:
+def grader(where: str, success_at: float = 1.0, columns: Sequence[str] | None = None) -> Grader:
     """The reward of the function at "file.py" or "file.py:name"; a success has a reward of success_at at least, or
-    OpenRLHF's score where it returns one. Raises ValueError, or whatever the file raises."""
+    OpenRLHF's score where it returns one. columns: in the meta of all questions, or None where that is not known
+
+    Raises ValueError, or whatever the file raises."""
     file, name = named(where)
     if not file.is_file():
         raise ValueError(f"Verifier.function = {where!r}: there is no file {str(file.absolute())!r}")
@@ -66,12 +69,15 @@ def grader(where: str, success_at: float = 1.0) -> Grader:
     required = {name for name, each in parameters.items() if each.default is each.empty and each.kind not in (2, 4)}
     if form is None or (form != "completions" and required - set(_forms(Answer("", ""))[form][0])):
         raise ValueError(f"Verifier.function = {where!r} takes {', '.join(parameters)}; {_ACCEPTED}")
+    no_column = f"{file.name} takes {{}}, which is no column of the questions: add it to QuestionFile.meta"
+    absent = required - set(_forms(Answer("", ""))[form][0]) - set(required if columns is None else columns)
+    if absent:
+        raise ValueError(no_column.format(", ".join(sorted(absent))))
 
     def grade(answer: Answer) -> Graded:
         arguments, key = _forms(answer)[form]
         if missing := ", ".join(sorted(required - set(arguments))):
-            reason = f"{file.name} takes {missing}, which is no column of the questions: add it to QuestionFile.meta"
-            return Graded("error", None, reason=reason)
+            return Graded("error", None, reason=no_column.format(missing))
         try:
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
             result = asyncio.run(result) if inspect.iscoroutine(result) else result

@@ -104,7 +104,10 @@ CONTRACT = [
     ("openrlhf.models.loss:aggregate_loss", "(loss * loss_mask).sum() / batch_num_tokens * dp_size"),
     ("openrlhf.utils.loss_utils:_optimizer_step_loss_norm", '"batch_num_tokens": num_tokens / gas'),
     (f"{STRATEGY}:DeepspeedStrategy.setup_distributed", "self.world_size = | self.accumulated_gradient ="),
-    (STRATEGY, 'num_warmup_steps=math.ceil(scheduler_steps * cfg.get("lr_warmup_ratio", 0.03))'),
+    (
+        STRATEGY,
+        "sched_factory = partial( get_scheduler, scheduler_name, | lr_scheduler=sched_factory,",
+    ),
     (STRATEGY, 'if self.use_dynamic_batch: | ds_config["gradient_accumulation_steps"] = 1'),
     (STEP, "if self.replay_buffer.dynamic_optimizer_step[step]:"),
     # gradient_guard.py

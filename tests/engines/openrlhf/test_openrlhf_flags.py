@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import ray
@@ -26,7 +23,6 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.job import Job
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
 from exgrpo_orlhf.redaction import REDACTED
-from exgrpo_orlhf.settings import Optimizer
 from exgrpo_orlhf.training.preparation import prepare_and_run
 
 pytestmark = pytest.mark.openrlhf
@@ -160,47 +156,6 @@ def test_no_term_and_no_flag_is_none_for_openrlhf_too(raw_model):
 def test_packing_does_not_switch_flash_attention_on_without_cuda(raw_model):
     args = parsed(load(raw_model, **{"ds.packing_samples": True}))
     assert (args.ds.packing_samples, args.ds.attn_implementation) == (True, "sdpa")
-
-
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_the_schedule_is_the_local_engines(raw_model, schedule):
-    """transformers makes both; the learning rates are compared over the whole run."""
-    from transformers import get_scheduler
-
-    name = "constant_with_warmup" if schedule == "constant" else schedule
-    decay = None if schedule == "constant" else 50
-    experiment = load(raw_model, "Optimizer.warmup_steps = 7")
-    experiment = replace(experiment, optimizer=Optimizer(schedule=schedule, warmup_steps=7, decay_steps=decay))
-    args, steps = parsed(experiment), flags.scheduler_steps(experiment)
-    rates = []
-    for called, warmup, total in (
-        (name, 7, decay),
-        (args.actor.lr_scheduler, math.ceil(steps * args.actor.lr_warmup_ratio), steps),  # as OpenRLHF does it
-    ):
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-        scheduler = get_scheduler(called, optimizer, num_warmup_steps=warmup, num_training_steps=total)
-        rates.append([])
-        for _ in range(60):
-            rates[-1].append(scheduler.get_last_lr()[0])
-            optimizer.step()
-            scheduler.step()
-    assert rates[0] == rates[1]
-
-
-def test_the_warm_up_has_exactly_as_many_steps_as_bound(raw_model):
-    """The ratio is passed as text, and OpenRLHF rounds the product up."""
-    experiment = load(raw_model)
-    rng = np.random.default_rng(0)
-    cases = [(warmup, None) for warmup in range(2000)] + [
-        (int(warmup), int(warmup + extra))
-        for warmup, extra in zip(rng.integers(0, 10**6, 2000), rng.integers(1, 10**6, 2000), strict=True)
-    ]
-    for warmup, decay in cases:
-        schedule = "constant" if decay is None else "cosine"
-        it = replace(experiment, optimizer=Optimizer(warmup_steps=warmup, decay_steps=decay, schedule=schedule))
-        ratio = flags.command_line(it, {}, "model", Path("state"), resume=False)["actor.lr_warmup_ratio"]
-        (text,) = flags.as_arguments({"r": ratio})[1:]
-        assert math.ceil(flags.scheduler_steps(it) * float(text)) == warmup, (warmup, decay)
 
 
 def test_switches_and_values_become_arguments_and_none_leaves_a_flag_out():

@@ -18,7 +18,7 @@ from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.replay import TrajectorySelector
-from exgrpo_orlhf.settings import LocalEngine
+from exgrpo_orlhf.settings import LocalEngine, Optimizer
 
 pytestmark = pytest.mark.openrlhf
 
@@ -124,9 +124,20 @@ def test_an_update_above_the_bound_is_skipped_and_counted_and_the_warm_up_waits_
     before = actor_weights(actor)
     metrics = update(actor, batch)
     assert metrics["policy/skipped_updates"] == (0 if limit is None else 2)
-    assert metrics["policy/learning_rate"] == pytest.approx(1e-2 / 4 if limit is None else 0), "of the second step"
+    assert metrics["policy/learning_rate"] == pytest.approx(1e-2 * (2 if limit is None else 1) / 4)
     assert torch.equal(before, actor_weights(actor)) == (limit is not None)
     assert metrics["policy/grad_norm"] > 1e-3
+
+
+def test_the_rates_are_the_local_engines_and_none_of_them_is_0(warm_model):
+    bindings = {"warmup_steps": 2, "schedule": "cosine", "decay_steps": 6, "steps_per_batch": 2}
+    engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=1e-3, **bindings))
+    actor = make_actor(warm_model, *(f"Optimizer.{name} = {value!r}" for name, value in bindings.items()),
+                       "Optimizer.learning_rate = 1e-3", "train.steps = 3")  # fmt: skip
+    batch = mixed_batch(make_engine(warm_model), n=8)
+    both = [[engine.update(batch, LOSS).metrics, update(actor, batch)] for _ in range(3)]
+    rates = [[metrics["policy/learning_rate"] for metrics in step] for step in both]
+    assert rates == [[pytest.approx(1e-3 * share)] * 2 for share in (1, 0.6545085, 0.0954915)]
 
 
 @pytest.mark.parametrize("stage", [2, 3])
