@@ -124,6 +124,7 @@ class Package:
                 row_weights=spread(self.experiment.loss.row_weights(lengths).float()),
                 token_weight=1 / int(lengths.sum()),
                 row_of=spread(rows),
+                mixed=bool(replayed.any()),
             )
         )
 

@@ -24,7 +24,8 @@ def test_a_models_file_is_the_papers_run(file):
     assert sizes == (128, 8, 2)
     assert settings.steps == (700 if file.stem == "qwen2_5_math_7b" else 500)
     assert (sampling.max_response_tokens, experiment.prompts.max_tokens, sampling.temperature) == (8192, 1024, 1.0)
-    assert (loss.clip_low, loss.clip_high, loss.entropy_coef, loss.kl_coef) == (None, None, 0.001, 0.0)
+    assert (loss.clip(mixed=True), loss.clip(mixed=False)) == (None, (0.2, 0.2)), "D.1, and the official trainer"
+    assert (loss.entropy_coef, loss.kl_coef) == (0.001, 0.0)
     assert (loss.beta, loss.normalizer, loss.response_length) == (0.1, "constant", 8192)
     assert experiment.optimizer.learning_rate == 1e-6
     assert experiment.mixer.rho == 0.5
