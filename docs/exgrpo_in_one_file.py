@@ -4,8 +4,8 @@
 
 A model of 0.3 million parameters solves chains of four digits from left to right, modulo 10, one step at a time: the
 response to `7+5*3-4=` is `7+5=2;2*3=6;6-4=2;#2`. Supervised steps teach it how, with a wrong result for a quarter of
-the single steps. Only the reward, 1 for the right answer and 0 otherwise, corrects them. A line says "departs" where the
-paper's experiments do otherwise. The package computes the same: tests/test_one_file.py compares every step with
+the single steps. Only the reward, 1 for the right answer and 0 otherwise, corrects them. A line says "departs" where
+the paper's experiments do otherwise. The package computes the same: tests/test_one_file.py compares every step with
 gin/base.gin and, with the paper's values in the five constants that depart, with gin/recipes/paper.gin.
 """
 

@@ -1,6 +1,6 @@
-"""docs/exgrpo_in_one_file.py against the package with the settings of base.gin and of recipes/paper.gin: the same choices
-of questions and trajectories from the same draws, the same advantages, losses, gradients and stored experience, in every
-step."""
+"""docs/exgrpo_in_one_file.py against the package with the settings of base.gin and of recipes/paper.gin: the same
+choices of questions and trajectories from the same draws, the same advantages, losses, gradients and stored experience,
+in every step."""
 
 from __future__ import annotations
 
