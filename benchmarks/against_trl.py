@@ -162,6 +162,7 @@ def largest_difference(ours: Ours, trainer: GRPOTrainer) -> float:
         row_weights=loss.row_weights(lengths).float().repeat_interleave(lengths),
         token_weight=1 / len(logprobs),
         row_of=torch.arange(len(rows)).repeat_interleave(lengths),
+        mixed=False,
     )
     value = loss(batch)
     value.backward()

@@ -16,26 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from command_line import finish, make_parser
-from transformers import Qwen2Config
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import hours, memory
 from exgrpo_orlhf.evaluation.results_table import markdown_table
 from exgrpo_orlhf.files import write
+from exgrpo_orlhf.models.published import published_config
 from exgrpo_orlhf.training.smoke import buffer_bytes, duration
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cluster.md"
-# The sizes in the models' config.json: of Qwen2.5-Math-7B and Qwen2.5-Math-1.5B.
 MODELS = {
-    "7B": Qwen2Config(
-        hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, vocab_size=152064,
-        num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False,
-    ),
-    "1.5B": Qwen2Config(
-        hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, vocab_size=151936,
-        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True,
-    ),
-}  # fmt: skip
+    "7B": published_config("Elliott/Qwen2.5-Math-7B-16k-think"),
+    "1.5B": published_config("./models/Qwen2.5-Math-1.5B-16k"),
+}
 STEPS = {"7B": 700, "1.5B": 500}  # of the paper's runs
 LAYOUTS = {  # model, and files beside the layout
     "1gpu_24gb": ("1.5B", ["recipes/lora.gin"]),

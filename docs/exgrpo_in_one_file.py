@@ -4,8 +4,9 @@
 
 A model of 0.3 million parameters solves chains of four digits from left to right, modulo 10, one step at a time: the
 response to `7+5*3-4=` is `7+5=2;2*3=6;6-4=2;#2`. Supervised steps teach it how, with a wrong result for a quarter of
-the single steps. Only the reward, 1 for the right answer and 0 otherwise, corrects them. The package computes the same:
-tests/test_one_file.py compares the two in every step.
+the single steps. Only the reward, 1 for the right answer and 0 otherwise, corrects them. A line says "departs" where
+the paper's experiments do otherwise. The package computes the same: tests/test_one_file.py compares every step with
+gin/base.gin and, with the paper's values in the five constants that depart, with gin/recipes/paper.gin.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ BETA = 0.1  # β of the shaping f(w) = w/(w + β)
 CLIP = 0.2  # ε of the fresh ratio
 LEARNING_RATE = 3e-4  # paper 1e-6, for models of 1.5 to 8 billion parameters
 MAX_TOKENS = 24  # of a response; paper 8192
+CLIPS_MIXED = True  # departs: False, no clip in a batch with a replayed success (D.1)
+ENTROPY = 0.0  # departs: 0.001, weight of the mean token entropy (Table 4)
+UPDATES = 1  # departs: 2 of a batch (Table 4)
+COUNTS_STORED = False  # departs: True, the stored success counts in its question's accuracy (Algorithm 1, line 24)
+REPLAYS_UNSOLVED = False  # departs: True, accuracy 0 has a bucket (Algorithm 1: k < K)
 
 # -- the task: a question is a text, a response is a tuple of token ids ------------------------------------------------
 
@@ -127,15 +133,15 @@ class Experience:
     retired: set[str] = field(default_factory=set)
 
     def buckets(self) -> dict[Fraction, list[str]]:
-        """The candidates for replay, by accuracy: with a stored success, and solved at the latest attempt."""
+        """The candidates for replay, by accuracy: with a stored success, and solved at the latest attempt or not."""
         buckets = {}
         for question in self.stored:
             buckets.setdefault(self.accuracy[question], []).append(question)
-        return {accuracy: buckets[accuracy] for accuracy in sorted(buckets) if accuracy > 0}
+        return {accuracy: buckets[accuracy] for accuracy in sorted(buckets) if accuracy > 0 or REPLAYS_UNSOLVED}
 
     def observe(self, groups: dict[str, list[float]]) -> None:
-        """Fresh rollouts alone count: with the stored success no accuracy could fall to 0. Replay starts after the
-        first batch above START (section 4.2). A question that all rollouts solve retires (section 4.1)."""
+        """Replay starts after the first batch above START (section 4.2). A question that all rollouts solve retires
+        (section 4.1)."""
         self.started = self.started or np.mean(np.concatenate([*groups.values()])) > START
         for question, rewards in groups.items() if self.started else ():
             if question not in self.retired:
@@ -152,7 +158,8 @@ class Experience:
 
 
 def draw_questions(buckets: dict[Fraction, list[str]], n: int, rng: np.random.Generator) -> list[str]:
-    """min(n, |E|) distinct questions: p(bucket) ∝ N(accuracy; μ, σ), then uniform in it (section 4.1, Algorithm 2)."""
+    """min(n, |E|) distinct questions: p(bucket) ∝ N(accuracy; μ, σ), then uniform in it (section 4.1). One after the
+    other; Algorithm 2 draws the counts of all buckets first, which has the same distribution."""
     buckets, drawn = {accuracy: [*members] for accuracy, members in buckets.items()}, []
     for which, member in rng.random((min(n, sum(map(len, buckets.values()))), 2)).tolist():
         density = np.cumsum([math.exp(-0.5 * ((float(accuracy) - MU) / SIGMA) ** 2) for accuracy in buckets])
@@ -167,7 +174,8 @@ def draw_questions(buckets: dict[Fraction, list[str]], n: int, rng: np.random.Ge
 
 
 def lowest_entropy(stored: list[Trajectory], entropies: list[float]) -> Trajectory:
-    """o* = argmin of −(1/|o|) Σ π_θ log π_θ, the mean entropy over exactly the response's tokens (section 3.2)."""
+    """o* = argmin of the mean entropy over exactly the response's tokens (F.3). Departs: at each of them it is that of
+    the whole vocabulary; section 3.2 has π log π of the taken token, Algorithm 1 (line 11) its −log π."""
     return min(zip(entropies, stored, strict=True), key=lambda pair: (pair[0], -pair[1].step))[1]
 
 
@@ -176,20 +184,25 @@ def group_advantages(rewards: Tensor) -> Tensor:
     return rewards - rewards.mean(1, keepdim=True)
 
 
-def mixed_policy_loss(logprobs: Tensor, past: Tensor, advantages: Tensor, replayed: Tensor, mask: Tensor) -> Tensor:
+def mixed_policy_loss(
+    logprobs: Tensor, past: Tensor, advantages: Tensor, replayed: Tensor, mask: Tensor, entropies: Tensor, mixed: bool
+) -> Tensor:
     """Equation 4 as a loss, token by token, with A the advantage of the token's row:
 
         fresh      w  = π_θ/π_old      J = min(w·A, clip(w, 1−ε, 1+ε)·A)
         replayed   w* = π_θ/π_past     J = f(w*)·A,   f(w*) = w*/(w* + β)
 
-    (1−ρ)·J_on + ρ·J_exp is one sum over all rows, divided by the constant rows × MAX_TOKENS (Dr. GRPO).
-    logprobs, past, mask: (R, T), log π_θ, log π_old or log π_past, and the response's tokens; the others: (R,)
+    (1−ρ)·J_on + ρ·J_exp is one sum over all rows, divided by the constant rows × MAX_TOKENS (Dr. GRPO). Departs: where
+    fewer than ⌊ρB⌋ questions are replayed, their share is the actual one.
+    logprobs, past, mask, entropies: (R, T), log π_θ, log π_old or log π_past, and the response's tokens; advantages,
+    replayed: (R,); mixed: whether the batch has a replayed row
     """
     log_w, A, replayed = logprobs - past, advantages[:, None], replayed[:, None]
     w = torch.where(replayed, 0, log_w).exp()
-    fresh = torch.minimum(w * A, w.clamp(1 - CLIP, 1 + CLIP) * A)
+    fresh = torch.minimum(w * A, w.clamp(1 - CLIP, 1 + CLIP) * A) if CLIPS_MIXED or not mixed else w * A
     shaped = torch.sigmoid(log_w - math.log(BETA)) * A  # w/(w + β) without w itself, which could overflow
-    return -torch.where(replayed, shaped, fresh)[mask].sum() / (len(logprobs) * MAX_TOKENS)
+    policy = torch.where(replayed, shaped, fresh)[mask].sum() / (len(logprobs) * MAX_TOKENS)
+    return -policy - ENTROPY * entropies[mask].mean()
 
 
 def train(model: Qwen2ForCausalLM, questions: list[str], steps: int, rng: np.random.Generator) -> Iterator[Experience]:
@@ -199,6 +212,7 @@ def train(model: Qwen2ForCausalLM, questions: list[str], steps: int, rng: np.ran
     for step in range(1, steps + 1):
         # n = min(⌊ρB⌋, |E|) questions of the experience, and B − n fresh ones (line 7), none twice.
         replayed = draw_questions(experience.buckets(), int(RHO * BATCH), rng)
+        # Departs: the fresh ones are drawn anew in each step, not epoch by epoch.
         fresh = rng.permutation([q for q in questions if q not in replayed])[: BATCH - len(replayed)].tolist()
 
         # Of each replayed question the success with the lowest entropy under the policy of now (line 11).
@@ -216,19 +230,25 @@ def train(model: Qwen2ForCausalLM, questions: list[str], steps: int, rng: np.ran
         rewards = [1.0 if success else reward(q, o) for (q, success), o in zip(rows, responses, strict=True)]
         groups = torch.tensor(rewards).view(-1, GROUP)  # (B, K)
         graded = zip((*fresh, *replayed), groups.tolist(), strict=True)
-        experience.observe({question: group[question in chosen :] for question, group in graded})
+        # With the stored success no accuracy could fall to 0: fresh rollouts alone count.
+        experience.observe({q: group[q in chosen and not COUNTS_STORED :] for q, group in graded})
 
-        # One update. π_old of a fresh row is the policy before it; π_past of a success was stored with it.
-        logprobs, _, mask = measure(model, [q for q, _ in rows], responses)
-        past = logprobs.detach().clone()
+        # π_old of a fresh row is the policy before the updates; π_past of a success was stored with it.
+        with torch.no_grad():
+            past, _, _ = measure(model, [q for q, _ in rows], responses)
         for i, (_, success) in enumerate(rows):
             if success:
                 past[i, : len(success.tokens)] = torch.tensor(success.behaviour)
         is_replayed = torch.tensor([success is not None for _, success in rows])
-        mixed_policy_loss(logprobs, past, group_advantages(groups).flatten(), is_replayed, mask).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        advantages = group_advantages(groups).flatten()
+        for update in range(UPDATES):  # each on whole groups, every UPDATES-th
+            part = torch.arange(len(rows)).view(-1, GROUP)[update::UPDATES].flatten()
+            logprobs, entropies, mask = measure(model, [rows[i][0] for i in part], [responses[i] for i in part])
+            of_part = past[part, : mask.shape[1]], advantages[part], is_replayed[part]
+            mixed_policy_loss(logprobs, *of_part, mask, entropies, mixed=bool(replayed)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            optimiser.zero_grad()
 
         # Correct fresh rollouts are stored with the log-probs of the policy that sampled them.
         for i, (question, success) in enumerate(rows):

@@ -235,7 +235,7 @@ def _prompt_departures(builder: Any, training: dict[str, Any]) -> list[str]:
     if not training:
         return []
     if prompts.chat_template_from:  # the tokenizer's own is gone
-        return [f"chat_template_from {prompts.chat_template_from!r}"]
+        return [f"chat_template_from {prompts.chat_template_from!r:.80}"]
     system = training.get("system")
     trained = Prompts(template=training["template"], system=_row_system(training) if system is None else system)
     if PromptEncoder(trained, builder.model.tokenizer).render(probe) == builder.encoder.render(probe):

@@ -18,6 +18,7 @@ SCRIPTS = {
     "grade": "scripts/grade.py",
     "prepare-data": "scripts/prepare_data.py",
     "extend-positions": "scripts/extend_positions.py",
+    "chat-template": "scripts/chat_template.py",
     "quickstart": "scripts/quickstart.py",
 }
 
@@ -27,7 +28,7 @@ def run(command: str) -> None:
     sys.exit(runpy.run_path(str(PROJECT / SCRIPTS[command]))["main"]())
 
 
-train, bench, ablate, compare, explore, doctor, grade, prepare_data, extend_positions, quickstart = (
+train, bench, ablate, compare, explore, doctor, grade, prepare_data, extend_positions, chat_template, quickstart = (
     partial(run, name) for name in SCRIPTS
 )
 

@@ -149,6 +149,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     from exgrpo_orlhf.engines.model import too_few_positions
     from exgrpo_orlhf.engines.openrlhf import flags, memory
     from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf
+    from exgrpo_orlhf.models.published import published_config
     from exgrpo_orlhf.models.supervised_start import SupervisedModel
     from exgrpo_orlhf.models.tiny_models import WarmedUpModel
     from exgrpo_orlhf.questions.prompts import PromptEncoder
@@ -177,15 +178,18 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
         with _noted(problems, f"PretrainedModel.path = {name!r}: " if isinstance(model, PretrainedModel) else ""):
             is_made = not isinstance(model, PretrainedModel) or find_gguf(name) or is_adapter(Path(name).expanduser())
             path = str(model.prepare()) if is_made else weights.locate(name)
-    if path is not None:
-        with _noted(problems):
-            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with _noted(problems):
+        config = published_config(name) if path is None else AutoConfig.from_pretrained(path, trust_remote_code=False)
+        if config is not None:
             count = memory.parameters_of(config, experiment.lora)
             sizes = [f"{each / 1e6:,.1f} million" for each in count]
             trained = f" ({sizes[1]} of them trained, LoRA)" if experiment.lora.rank else ""
             positions = getattr(config.get_text_config(), "max_position_embeddings", "any number of")
-            print(f"model       {name}: {sizes[0]} parameters{trained}, {positions} positions")
+            source = ", as published" if path is None else ""
+            print(f"model       {name}: {sizes[0]} parameters{trained}, {positions} positions{source}")
             problems += filter(None, [too_few_positions(config, longest, name)])
+    if path is not None and config is not None:
+        with _noted(problems):
             tokenizer = tokenizer_file.load(path)
             names = (f"{stem}{end}" for stem in WEIGHTS for end in ("", ".index.json"))
             if Path(path).is_dir() or any(isinstance(try_to_load_from_cache(path, each), str) for each in names):

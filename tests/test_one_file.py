@@ -1,8 +1,10 @@
-"""docs/exgrpo_in_one_file.py against the package with the settings of base.gin: the same choices of questions and
-trajectories from the same draws, the same advantages, losses, gradients and stored experience, in every step."""
+"""docs/exgrpo_in_one_file.py against the package with the settings of base.gin and of recipes/paper.gin: the same
+choices of questions and trajectories from the same draws, the same advantages, losses, gradients and stored experience,
+in every step."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 
@@ -21,6 +23,14 @@ from exgrpo_orlhf.replay.indexed_set import IndexedSet
 
 B, K, STEPS = 6, 4, 8
 EASY_FROM = 3  # step in which Pass@1 rises above the start of replay
+# What the file has of base.gin and of recipes/paper.gin. All settings by which these differ are here.
+PAPER = {
+    "CLIPS_MIXED": "MixedPolicyLoss.clips_mixed",
+    "ENTROPY": "MixedPolicyLoss.entropy_coef",
+    "UPDATES": "Optimizer.steps_per_batch",
+    "COUNTS_STORED": "ReplayBuffer.counts_stored",
+    "REPLAYS_UNSOLVED": "ReplayBuffer.replays_unsolved",
+}
 
 
 @pytest.fixture
@@ -37,9 +47,9 @@ def one_file(monkeypatch):
 class Package:
     """The package's objects, fed with what the one file samples."""
 
-    def __init__(self, module, model) -> None:
+    def __init__(self, module, model, recipe) -> None:
         sizes = [f"train.questions_per_step = {B}", f"train.group_size = {K}"]
-        self.experiment = config.load(["base.gin"], [*sizes, f"MAX_RESPONSE_TOKENS = {module.MAX_TOKENS}"])
+        self.experiment = config.load([recipe], [*sizes, f"MAX_RESPONSE_TOKENS = {module.MAX_TOKENS}"])
         self.module, self.buffer, self.step = module, self.experiment.buffer, 1
         self.forward = PolicyForward(model, 1.0, torch.float32)
         self.replayed: list[str] = []  # question texts of the step, in order
@@ -80,8 +90,9 @@ class Package:
 
     def observe(self, rewards):
         assert {text: len(group) for text, group in rewards.items()} == {
-            text: K - 1 if text in self.replayed else K for text in rewards
+            text: K - 1 if text in self.replayed and not self.module.COUNTS_STORED else K for text in rewards
         }
+        rewards = {text: group[1 - K :] if text in self.replayed else group for text, group in rewards.items()}
         groups = [
             RolloutGroup(
                 self.question(text),
@@ -109,14 +120,14 @@ class Package:
             if record.stored
         }
 
-    def loss(self, logprobs, past, advantages, replayed, mask):
+    def loss(self, logprobs, past, advantages, replayed, mask, entropies):
         lengths = mask.sum(1)
         spread = lambda values: values.repeat_interleave(lengths)
         rows = torch.arange(len(mask))
         return self.experiment.loss(
             TokenBatch(
                 logprobs=logprobs[mask],
-                entropies=torch.zeros(int(lengths.sum())),
+                entropies=entropies[mask],
                 behaviour_logprobs=past[mask],
                 advantages=spread(advantages),
                 replayed=spread(replayed),
@@ -124,16 +135,24 @@ class Package:
                 row_weights=spread(self.experiment.loss.row_weights(lengths).float()),
                 token_weight=1 / int(lengths.sum()),
                 row_of=spread(rows),
+                mixed=bool(self.replayed),
             )
         )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_one_file_is_the_package_in_every_step(seed, one_file, monkeypatch):
+@pytest.mark.parametrize(
+    ("recipe", "seed"), [("base.gin", 0), ("base.gin", 1), *(("recipes/paper.gin", i) for i in range(3))]
+)
+def test_the_one_file_is_the_package_in_every_step(recipe, seed, one_file, monkeypatch):
+    params, base = (config.load([file]).params for file in (recipe, "base.gin"))
+    assert {name for name in params if params[name] != base[name]} == (set(PAPER.values()) if params != base else set())
+    for constant, binding in PAPER.items():
+        assert repr(getattr(one_file, constant)) == base[binding]
+        monkeypatch.setattr(one_file, constant, ast.literal_eval(params[binding]))
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = one_file.new_model()
-    package = Package(one_file, model)
+    package = Package(one_file, model, recipe)
     noise = torch.Generator().manual_seed(seed)
 
     def reward(question, response):
@@ -141,16 +160,17 @@ def test_the_one_file_is_the_package_in_every_step(seed, one_file, monkeypatch):
         right = response[0] % 2 or int(question[0]) < 5
         return float(one_file.END in response and right and (package.step >= EASY_FROM or response[0] == 5))
 
-    def loss(logprobs, past, *of_rows):
+    def loss(logprobs, past, *of_rows, mixed):
+        assert mixed == bool(package.replayed)
         moved = logprobs.detach() + 0.3 * torch.randn(logprobs.shape, generator=noise)  # π_θ is no longer π_old
         for values in (logprobs.detach(), moved):
             inputs = [values.clone().requires_grad_() for _ in range(2)]
-            ours, packages = real_loss(inputs[0], past, *of_rows), package.loss(inputs[1], past, *of_rows)
+            ours, packages = real_loss(inputs[0], past, *of_rows, mixed), package.loss(inputs[1], past, *of_rows)
             gradients = [torch.autograd.grad(*pair)[0] for pair in zip((ours, packages), inputs, strict=True)]
             torch.testing.assert_close(ours, packages, rtol=1e-5, atol=1e-7)
             torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-9)
             assert gradients[0].any() == of_rows[0].any()  # a gradient where an advantage is
-        return real_loss(logprobs, past, *of_rows)
+        return real_loss(logprobs, past, *of_rows, mixed)
 
     def advantages(rewards):
         values = real_advantages(rewards)
@@ -194,6 +214,6 @@ def test_the_one_file_is_the_package_in_every_step(seed, one_file, monkeypatch):
 
 def test_the_one_file_is_short_and_stands_alone(one_file):
     text = (ROOT / "docs" / "exgrpo_in_one_file.py").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 250
+    assert len(text.splitlines()) <= 270
     assert "exgrpo_orlhf" not in text
     assert one_file.RHO == 0.5

@@ -109,7 +109,7 @@ def make(folder: Path) -> None:
     for part, combined in PARTS.items():
         if not all(_file(folder, suite).exists() for suite in combined.of):
             continue  # a place in the text that needs this part has no figure then, and the document says which
-        curves = [curve for suite, names in combined.of.items() for curve in _curves(folder, suite, names)]
+        curves = [curve for suite, names in combined.of.items() for curve in curves_of(_file(folder, suite), names)]
         common = set.intersection(*({c.run.seed for c in curves if c.run.variant == v} for v in _names(combined)))
         compared = compare(_metric(folder, combined), [c for c in curves if c.run.seed in common], combined.baseline)
         write(folder / f"{part}.csv", values_csv([compared]))
@@ -123,27 +123,28 @@ def _names(combined: Combined) -> list[str]:
 
 
 def _metric(folder: Path, combined: Combined) -> str:
-    return next(iter(_rows(folder, next(iter(combined.of)))))["metric"]
+    return rows_of(_file(folder, next(iter(combined.of))))[0]["metric"]
 
 
-def _rows(folder: Path, suite: str) -> list[dict[str, str]]:
-    with _file(folder, suite).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 def _file(folder: Path, suite: str) -> Path:
     return folder / f"{suite}_curves.csv"
 
 
-def _curves(folder: Path, suite: str, names: Mapping[str, str]) -> Iterator[Curve]:
-    rows = _rows(folder, suite)
+def curves_of(file: Path, names: Mapping[str, str]) -> Iterator[Curve]:
+    """names: name of a variant -> its name in the file. Raises KeyError for one that has no curve there."""
+    rows = rows_of(file)
     for name, there in names.items():
         points: dict[str, list[dict[str, str]]] = {}
         for row in rows:
             if row["variant"] == there:
                 points.setdefault(row["seed"], []).append(row)
         if not points:
-            raise KeyError(f"{suite}_curves.csv has no variant {there}")
+            raise KeyError(f"{file.name} has no variant {there}")
         for seed, of_run in points.items():
             run = TrackedRun(
                 of_run[0]["run"], f"{there}/seed{seed}", name, int(seed), "local", "FINISHED", 0, {}, frozenset(), None

@@ -40,6 +40,7 @@ class TokenBatch:
     row_weights: `MixedPolicyLoss.row_weights` of the token's row
     token_weight: 1 / (response tokens of the whole optimiser step)
     row_of: int64, each token's row, counted from 0 in this batch, which holds all tokens of its rows
+    mixed: whether the whole batch of rollouts, of which these may be a part, has a replayed row (`MixedBatch.mixed`)
     reference_logprobs: under the reference policy; needed only with a KL term
     """
 
@@ -52,6 +53,7 @@ class TokenBatch:
     row_weights: Tensor
     token_weight: float
     row_of: Tensor
+    mixed: bool
     reference_logprobs: Tensor | None = None
 
 
@@ -90,7 +92,8 @@ class MixedPolicyLoss:
     max_weight: c > 0, in units of w*; None: not truncated
     max_fresh_weight: c > 0, in units of w, of a token or with `ratio` = 'sequence' of a response; None: not truncated
     ratio: of fresh rows, of each token or of the whole response
-    clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping (gin/recipes/official.gin)
+    clip_low, clip_high: ε of the fresh rows' ratio; both None: no clipping
+    clips_mixed: False leaves batches with a replayed row unclipped (appendix D.1); others are clipped as bound
     dual_clip: c > 1 of fresh tokens with A < 0, in units of w; needs the clip; None: no bound
     normalizer: what the sum over tokens is divided by, one global value per optimiser step:
         'constant'   rows × response_length, K rows for every group, also for those that could not be graded or, with
@@ -112,6 +115,7 @@ class MixedPolicyLoss:
     ratio: Literal["token", "sequence"] = "token"
     clip_low: Share | None = 0.2
     clip_high: NotNegative | None = 0.2
+    clips_mixed: bool = True
     dual_clip: Annotated[float, Bound("must be above 1 and finite", lambda value: 1 < value < math.inf)] | None = None
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
     response_length: Count = 8192
@@ -156,6 +160,12 @@ class MixedPolicyLoss:
             return torch.ones_like(advantages, dtype=torch.bool)
         return advantages != 0
 
+    def clip(self, mixed: bool) -> tuple[float, float] | None:
+        """ε_low and ε_high in a batch of rollouts with a replayed row (`mixed`) or without; None: no clipping."""
+        if self.clip_low is None or self.clip_high is None or (mixed and not self.clips_mixed):
+            return None
+        return self.clip_low, self.clip_high
+
     def __call__(self, batch: TokenBatch) -> Tensor:
         """This batch's share of the loss, a scalar: summed over the micro-batches of a step it is the loss."""
         # An ungradable row's tokens are taken out with `where`, here and before every exp: multiplying by 0 would keep
@@ -189,17 +199,19 @@ class MixedPolicyLoss:
             sums = log_w.new_zeros(len(lengths)).index_add(0, batch.row_of, log_w)
             log_w = (sums / lengths.clamp(min=1))[batch.row_of]
         log_w = _bounded(log_w, self.max_fresh_weight, advantages)
-        if self.clip_low is None or self.clip_high is None:
+        clip = self.clip(batch.mixed)
+        if clip is None:
             return -torch.exp(log_w) * advantages
+        low, high = clip
         # Above the clip (of A < 0: the dual clip) a token is a constant. It is made one before exp: the branch that
         # `minimum` leaves would overflow and turn the gradient's 0 into 0 · inf.
-        upper = math.log1p(self.clip_high)  # a number, not a tensor: no copy from the host to the device
+        upper = math.log1p(high)  # a number, not a tensor: no copy from the host to the device
         log_w = torch.where((advantages > 0) & (log_w > upper), upper, log_w)
         if self.dual_clip is not None:
             dual = math.log(self.dual_clip)
             log_w = torch.where((advantages < 0) & (log_w > dual), dual, log_w)
         w = torch.exp(log_w)
-        clipped = torch.clamp(w, 1 - self.clip_low, 1 + self.clip_high)
+        clipped = torch.clamp(w, 1 - low, 1 + high)
         return -torch.minimum(w * advantages, clipped * advantages)
 
     def _replayed(self, batch: TokenBatch, log_w: Tensor) -> Tensor:
@@ -211,14 +223,16 @@ class MixedPolicyLoss:
         weight = torch.sigmoid(log_w - math.log(self.beta)) if self.shaping else torch.exp(log_w)
         return -weight * batch.advantages
 
-    def fresh_sums(self, rows: Iterable[tuple[float, Floats, Floats]]) -> dict[str, float]:
+    def fresh_sums(self, rows: Iterable[tuple[float, Floats, Floats]], mixed: bool) -> dict[str, float]:
         """Sums over fresh rows, to be added up over whatever parts of an update they are taken of.
 
         rows: advantage, log π_θ (T,), log π_old (T,)
+        mixed: as in TokenBatch
         Returns the number of tokens, of those whose gradient the clip takes away (`clipped`), of those whose weight is
         above the largest one (`truncated`), and the sum of w − 1 − log w, w = π_θ/π_old of a token (`kl`).
         """
         sums = dict.fromkeys(("tokens", "clipped", "truncated", "kl"), 0.0)
+        clip = self.clip(mixed)
         for advantage, policy, behaviour in rows:
             log_w = policy.astype(np.float64) - behaviour
             w = np.exp(np.minimum(log_w, LARGEST_LOG_RATIO))
@@ -229,9 +243,10 @@ class MixedPolicyLoss:
             if self.max_fresh_weight is not None:
                 sums["truncated"] += int((w > self.max_fresh_weight).sum())
                 w = np.minimum(w, self.max_fresh_weight)  # as in the loss: before the clip
-            if self.clip_low is not None and self.clip_high is not None and advantage:
-                too_large = 1 + self.clip_high if advantage > 0 else self.dual_clip or math.inf
-                sums["clipped"] += int(((w > too_large) | ((w < 1 - self.clip_low) & (advantage < 0))).sum())
+            if clip is not None and advantage:
+                low, high = clip
+                too_large = 1 + high if advantage > 0 else self.dual_clip or math.inf
+                sums["clipped"] += int(((w > too_large) | ((w < 1 - low) & (advantage < 0))).sum())
         return sums
 
     def fresh_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,8 @@ class Prompts:
     max_tokens: the longest prompt allowed
     system: the system message of every question, which replaces its own; not for 'plain'. '': no system message, unless
         the tokenizer's chat template has a default. None: the question's own, else the template's
-    chat_template_from: a tokenizer (folder or hub id) whose chat template takes the place of the model's own, also in
-        the tokenizer of checkpoints; None: the model's own
+    chat_template_from: a tokenizer (folder or hub id) whose chat template takes the place of the model's own, or a file
+        with one (scripts/chat_template.py writes it), also in the tokenizer of checkpoints; None: the model's own
     """
 
     template: str = "plain"
@@ -66,6 +67,8 @@ class Prompts:
             f"most once, or one of {names}, got {self.template!r}",
         )
         object.__setattr__(self, "template", text)  # so that a file is read once
+        if self.chat_template_from is not None and os.path.isfile(self.chat_template_from):
+            object.__setattr__(self, "chat_template_from", Path(self.chat_template_from).read_text("utf-8"))
         require(
             self.chat_template_from is None or (text in TEMPLATES and TEMPLATES[text].chat),
             f"Prompts.chat_template_from needs Prompts.template = 'chat' or 'think_answer', got {text!r}",
@@ -342,18 +345,23 @@ def _name(question: Question) -> str:
 
 
 def _take_chat_template(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    binding, user = f"Prompts.chat_template_from = {source!r}", {"role": "user", "content": "1"}
+    binding, probe = f"Prompts.chat_template_from = {source!r:.200}", "What is 1 + 1?"
+    user, own = {"role": "user", "content": probe}, "{" in source  # the text of a file
     try:
-        other = tokenizer_file.load(source)
-        text = str(other.apply_chat_template([user], tokenize=False, add_generation_prompt=True))
+        other = tokenizer if own else tokenizer_file.load(source)
+        template = source if own else other.chat_template
+        write = partial(other.apply_chat_template, chat_template=template, tokenize=False)
+        text = str(write([user], add_generation_prompt=True))
         with suppress(TemplateError):  # it takes no system message
-            text += str(other.apply_chat_template([{"role": "system", "content": "1"}, user], tokenize=False))
+            text += str(write([{"role": "system", "content": "1"}, user]))
     except (OSError, ValueError, KeyError, TemplateError) as error:
         raise ValueError(f"{binding}: no chat template from there ({' '.join(str(error).split()):.300})") from error
-    vocabulary = tokenizer.get_vocab()
-    if missing := [token for token in other.get_added_vocab() if token in text and token not in vocabulary]:
+    if probe not in text:
+        raise ValueError(f"{binding}: it leaves the question out")
+    vocabulary, marks = tokenizer.get_vocab(), re.findall(r"<\|.+?\|>", text) if own else other.get_added_vocab()
+    if missing := [token for token in dict.fromkeys(marks) if token in text and token not in vocabulary]:
         raise ValueError(
             f"{binding}: its chat template writes {' and '.join(missing)}, which the tokenizer of "
             f"{tokenizer.name_or_path} does not have; take one of the same family of models"
         )
-    tokenizer.chat_template = other.chat_template
+    tokenizer.chat_template = template

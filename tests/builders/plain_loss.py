@@ -26,7 +26,7 @@ class PlainRow:
     in_loss: bool = True
 
 
-def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int) -> tuple[float, float]:
+def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int, mixed: bool = False) -> tuple[float, float]:
     """−(objective of one token), and its derivative in log π_θ."""
     log_w, advantage = row.logprobs[t] - row.behaviour[t], row.advantage
     w = math.exp(log_w) if log_w < 700 else math.inf
@@ -35,7 +35,7 @@ def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int) -> tuple[float, flo
     if not row.replayed:
         if loss.max_fresh_weight is not None:  # a truncated weight keeps its gradient
             w = min(w, loss.max_fresh_weight)
-        if loss.clip_low is None:
+        if loss.clip_low is None or (mixed and not loss.clips_mixed):
             return -w * advantage, -w * advantage
         if loss.dual_clip is not None and advantage < 0 and w > loss.dual_clip:
             return -loss.dual_clip * advantage, 0.0
@@ -69,7 +69,7 @@ def plain_loss(loss: MixedPolicyLoss, rows: list[PlainRow]) -> tuple[float, list
                 grad_logprobs.append(0.0)
                 grad_entropies.append(0.0)
                 continue
-            term, slope = token_term(loss, row, t)
+            term, slope = token_term(loss, row, t, any(one.replayed for one in rows))
             x = row.reference[t] - row.logprobs[t]
             value += term / divisor
             value -= loss.entropy_coef * row.entropies[t] / n_tokens
@@ -124,6 +124,7 @@ def tensors(loss, rows, members=None, dtype=torch.float64):
         row_weights=spread([float(weights[i]) for i in members]),
         token_weight=1 / sum(len(row.logprobs) for row in rows),
         row_of=spread(range(len(chosen)), torch.int64),
+        mixed=any(row.replayed for row in rows),
         reference_logprobs=flat([row.reference for row in chosen]),
     )
 

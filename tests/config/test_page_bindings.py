@@ -93,8 +93,10 @@ def test_the_code_that_the_algorithm_s_page_names_is_where_it_says() -> None:
             assert any(f" {part}(" in source or f"class {part}" in source for source in sources), (file, part)
 
 
-def test_the_tests_that_the_list_of_traps_names_exist() -> None:
-    names = re.findall(r"`(test_\w+\.py)`", (ROOT / "docs" / "dev" / "traps.md").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", ["dev/traps.md", "algorithm.md"])
+def test_the_tests_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    names = re.findall(r"`(?:[\w/]+/)?(test_\w+\.py)`", text)
     assert len(names) > 20
     assert set(names) <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from run_builders import ROOT, small_bindings, timeless, train_in
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.replay.indexed_set import IndexedSet
 from exgrpo_orlhf.study.suite import of_suite
 
 PAPER = ROOT / "gin" / "paper"
 TABLES = sorted(PAPER.glob("table*.gin"))
 MODELS = sorted(set(PAPER.glob("*.gin")) - {*TABLES, PAPER / "openr1.gin"})
+COPY = ("chat", None, "Elliott/Qwen2.5-Math-7B-16k-think")
+PROMPTS = {  # E.1: one for all, which the 7B copies bring; G.1: but Llama's base model
+    "qwen2_5_math_1_5b": COPY,
+    "qwen2_5_7b_instruct": COPY,
+    "llama3_1_8b_instruct": COPY,
+    "llama3_1_8b": ("User: {question} Answer: Let's think step by step.\n", "", None),
+}
+RECIPES = ("paper", "official")
 ROWS = [(table.stem, variant) for table in TABLES for variant in of_suite(config.load_suite(table), str(table))]
 
 
@@ -24,11 +35,16 @@ def test_a_models_file_is_the_papers_run(file):
     assert sizes == (128, 8, 2)
     assert settings.steps == (700 if file.stem == "qwen2_5_math_7b" else 500)
     assert (sampling.max_response_tokens, experiment.prompts.max_tokens, sampling.temperature) == (8192, 1024, 1.0)
-    assert (loss.clip_low, loss.clip_high, loss.entropy_coef, loss.kl_coef) == (None, None, 0.001, 0.0)
+    assert (loss.clip(mixed=True), loss.clip(mixed=False)) == (None, (0.2, 0.2)), "D.1, and the official trainer"
+    assert (loss.entropy_coef, loss.kl_coef) == (0.001, 0.0)
     assert (loss.beta, loss.normalizer, loss.response_length) == (0.1, "constant", 8192)
     assert experiment.optimizer.learning_rate == 1e-6
     assert experiment.mixer.rho == 0.5
     assert (experiment.mixer.start_at_accuracy is None) == (file.stem == "llama3_1_8b")
+    prompts = experiment.prompts
+    assert (prompts.template, prompts.system, prompts.chat_template_from) == PROMPTS.get(
+        file.stem, ("chat", None, None)
+    )
     assert settings.engine == "openrlhf"
     assert experiment.questions.path == experiment.validation.path == "datasets/openr1.parquet"
     assert (experiment.questions.part, experiment.validation.part) == ("train", "validation")
@@ -59,6 +75,29 @@ def test_the_rows_of_a_table_differ_from_its_reference_in_what_they_say(table):
         assert all(1 <= len(names) <= 3 for names in changed.values()), changed
         owners = {"ReplayMixer", "QuestionSampler", "TrajectorySelector", "MixedPolicyLoss", "DynamicSampling"}
         assert {key.split(".")[0] for keys in changed.values() for key in keys} <= owners | {"RetirementPolicy"}
+
+
+@pytest.mark.parametrize("variant", ["wo_question_selection", "wo_both"])
+def test_without_question_selection_every_candidate_is_equally_likely_whatever_its_bucket(variant):
+    suite = config.load_suite(PAPER / "table6.gin")
+    (row,) = (row for row in of_suite(suite, str(PAPER / "table6.gin")) if row.name == variant)
+    mixer = config.load(row.files, row.bindings).mixer
+    candidates = {Fraction(1, 8): IndexedSet(["alone"]), Fraction(1, 2): IndexedSet(map(str, range(19)))}
+    rng = np.random.default_rng(0)
+    drawn = [mixer.sampler.sample(candidates, 10, 8, mixer.buckets, rng) for _ in range(2000)]
+    share = np.mean(["alone" in ids for ids in drawn])
+    assert abs(share - 10 / 20) < 5 * (0.25 / len(drawn)) ** 0.5
+
+
+def test_the_released_checkpoints_recipe_is_the_papers_with_the_official_scripts_settings():
+    paper, official = (config.load([PAPER / "qwen2_5_math_7b.gin", f"recipes/{name}.gin"]).params for name in RECIPES)
+    assert {name: text for name, text in official.items() if text != paper[name]} == {
+        "QuestionSampler.unit": "'successes'",
+        "QuestionSampler.mu": "4.0",
+        "RetirementPolicy.leaves_fresh": "True",
+        "Optimizer.skip_above_grad_norm": "500.0",
+        "Optimizer.weight_decay": "0.01",
+    }
 
 
 @pytest.mark.slow

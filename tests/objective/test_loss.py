@@ -43,6 +43,21 @@ def test_loss_and_gradient_equal_the_equations_written_plainly(shaping, importan
         assert_equals_the_equations(loss, random_rows(seed))
 
 
+def test_a_mixed_batch_is_unclipped_in_its_parts_without_replayed_rows_too_and_another_is_clipped():
+    """With `clips_mixed` = False: what is mixed is the batch, not a micro-batch of it."""
+    loss = MixedPolicyLoss(clips_mixed=False, dual_clip=1.3, response_length=20)
+    rows = random_rows()
+    assert_equals_the_equations(loss, rows)
+    fresh = [i for i, row in enumerate(rows) if not row.replayed]
+    unclipped = replace(loss, clip_low=None, clip_high=None, dual_clip=None)
+    for one, other in zip(evaluated(loss, rows, fresh), evaluated(unclipped, rows, fresh), strict=True):
+        assert np.array_equal(one, other)
+    on_policy = [rows[i] for i in fresh]
+    assert_equals_the_equations(loss, on_policy)
+    assert plain_loss(loss, on_policy) == plain_loss(replace(loss, clips_mixed=True), on_policy)
+    assert plain_loss(loss, on_policy) != plain_loss(unclipped, on_policy)
+
+
 def test_the_rows_of_these_tests_meet_every_case():
     """Clipped above and below, unclipped beyond the bound on the harmless side, replayed with both signs."""
     cases = set()
@@ -115,7 +130,7 @@ def test_a_dual_clip_equals_the_equations_written_plainly(c, max_fresh_weight):
 def test_dual_clipped_tokens_are_counted_however_extreme_their_ratio():
     policy, behaviour = np.array([-1.0, -1.0, -9.0], np.float32), np.array([-101.0, -1.0, -1.0], np.float32)
     losses = MixedPolicyLoss(dual_clip=3.0), MixedPolicyLoss()
-    counts = [one.fresh_sums([(-0.5, policy, behaviour)])["clipped"] for one in losses]
+    counts = [one.fresh_sums([(-0.5, policy, behaviour)], False)["clipped"] for one in losses]
     assert counts == [2, 1], "and one token below the lower clip"
 
 

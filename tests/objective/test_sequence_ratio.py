@@ -69,6 +69,6 @@ def test_the_share_of_clipped_tokens_is_that_of_whole_responses():
     loss = MixedPolicyLoss(ratio="sequence", clip_low=0.2, clip_high=0.2)
     above = (0.5, np.full(3, -1.0, np.float32), np.array([-2.0, -1.0, -1.0], np.float32))  # s = e^(1/3), one token of 3
     inside = (0.5, np.full(2, -1.0, np.float32), np.array([-2.0, 0.0], np.float32))  # s = 1
-    sequences, tokens = (one.fresh_metrics(one.fresh_sums([above, inside])) for one in (loss, MixedPolicyLoss()))
+    sequences, tokens = (one.fresh_metrics(one.fresh_sums([above, inside], False)) for one in (loss, MixedPolicyLoss()))
     assert (sequences["policy/clip_share"], tokens["policy/clip_share"]) == (3 / 5, 2 / 5)
     assert sequences["policy/approx_kl"] == tokens["policy/approx_kl"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from copy import deepcopy
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from layouts import MODELS
 from run_builders import byte_tokenizer, set_words, small_bindings
@@ -89,19 +92,60 @@ def test_a_model_that_does_not_fit_is_said(dry_run, big_model, tmp_path):
     )
 
 
-def test_what_is_missing_is_a_line_each_with_the_command_that_gets_it(dry_run, tmp_path, monkeypatch):
+def test_the_llama_base_models_file_begins_on_the_official_rows(dry_run, big_model, tmp_path):
+    """Each has a system message of its own, which the prompt of this model leaves out."""
+    rows = [
+        {
+            "data_source": "openr1",
+            "prompt": [{"role": "system", "content": "Be thorough."}, {"role": "user", "content": f"What is {i}?"}],
+            "reward_model": {"ground_truth": str(i), "style": "rule"},
+            "extra_info": {"index": i, "split": "default"},
+        }
+        for i in range(600)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "openr1.parquet")
+    bindings = [
+        f"PretrainedModel.path = {str(big_model)!r}",
+        f"QuestionFile.path = {str(tmp_path / 'openr1.parquet')!r}",
+    ]
+    done, lines, errors = dry_run(["paper/llama3_1_8b.gin"], bindings)
+    (error,) = errors
+    assert "its weights are not there" in error
+    assert lines["questions"] == "100 to train on, 500 for validation"
+    (number,) = re.findall(r"\n {12}User: What is (\d+)\? Answer: Let's think step by step\.\n", done.stdout)
+    text = f"User: What is {number}? Answer: Let's think step by step.\n"
+    assert lines["prompt"] == f"{len(text)} tokens, with a question of openr1:", "a byte each, the line break too"
+    assert "from the first step" in lines["replay"]
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "remedy"),
+    [
+        ("qwen2_5_math_7b", "7,615.6 million parameters, 16384 ", "hf download Elliott/Qwen2.5-Math-7B-16k-think"),
+        ("qwen2_5_math_1_5b", "1,543.7 million parameters, 16384 ", "there is no such folder"),
+        ("qwen2_5_7b_instruct", "7,615.6 million parameters, 32768 ", "hf download Qwen/Qwen2.5-7B-Instruct"),
+        ("llama3_1_8b", "8,030.3 million parameters, 131072 ", "hf download meta-llama/Llama-3.1-8B"),
+        ("llama3_1_8b_instruct", "8,030.3 million parameters, 131072 ", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("continual", "7,615.6 million parameters, 16384 ", "hf download Elliott/LUFFY-Qwen-Math-7B-Zero"),
+    ],
+)
+def test_without_the_hub_a_paper_file_is_planned_by_its_models_published_sizes(
+    file, model, remedy, dry_run, tmp_path, monkeypatch
+):
+    """And what is missing is a line each, with the command that gets it."""
     monkeypatch.setattr(
         "huggingface_hub.HfApi.model_info", lambda *_, **__: (_ for _ in ()).throw(OSError("no network"))
     )
-    done, lines, errors = dry_run(
-        ["paper/qwen2_5_math_7b.gin"], [f"QuestionFile.path = {str(tmp_path / 'openr1.parquet')!r}"]
-    )
+    done, lines, errors = dry_run([f"paper/{file}.gin"], [f"QuestionFile.path = {str(tmp_path / 'openr1.parquet')!r}"])
     assert done.returncode == 2
     assert len(errors) == 2
     assert "openr1.parquet: no such file" in errors[0]
     assert "python scripts/prepare_data.py --only openr1 " in errors[0]
-    assert "hf download Elliott/Qwen2.5-Math-7B-16k-think" in errors[1]
-    assert lines.keys() == {"batch", "steps", "replay"}  # what needs neither
+    assert remedy in errors[1]
+    needs = {"GPU memory", "host memory", "time", "disk"}
+    assert lines.keys() == {"model", "batch", "steps", "replay"} | needs  # what needs no file
+    assert f": {model}positions, as published" in lines["model"]
+    assert all(lines[name].startswith("estimated") for name in needs)
 
 
 def test_weights_that_are_not_in_the_hubs_cache_are_missing(dry_run, big_model, tmp_path, monkeypatch):

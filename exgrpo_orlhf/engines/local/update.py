@@ -57,7 +57,7 @@ class PolicyUpdate:
         """
         groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
         ends = np.cumsum([0, *map(len, batch.rows)]).tolist()
-        work = _Work(batch.flat_rows(), sequences)
+        work = _Work(batch.flat_rows(), sequences, batch.mixed)
         steps = n * self.settings.passes_per_batch
         if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
             missing = [i for i, logprobs in enumerate(work.behaviour_logprobs) if logprobs is None]
@@ -88,7 +88,7 @@ class PolicyUpdate:
             "policy/grad_norm": float(np.mean(norms)),
             "policy/skipped_updates": float(skipped),
             "policy/learning_rate": float(rate),
-            **loss.fresh_metrics(loss.fresh_sums(work.fresh_rows())),
+            **loss.fresh_metrics(loss.fresh_sums(work.fresh_rows(), work.mixed)),
         }
         policy_logprobs = [work.passes[0][i] for i in range(len(work.rows))]
         return UpdateStats(policy_logprobs, work.behaviour_logprobs, work.entropies, metrics)
@@ -161,6 +161,7 @@ class PolicyUpdate:
                 row_weights=per_token([weights[i] for i in part], torch.float32),
                 token_weight=token_weight,
                 row_of=per_token(list(range(len(rows))), torch.int64),
+                mixed=work.mixed,
                 reference_logprobs=reference,
             )
         )
@@ -182,8 +183,8 @@ class PolicyUpdate:
 class _Work:
     """The rows of a batch and what has been measured of them so far."""
 
-    def __init__(self, rows: list[Row], sequences: Sequence[ForwardRow]) -> None:
-        self.rows, self.sequences = rows, sequences
+    def __init__(self, rows: list[Row], sequences: Sequence[ForwardRow], mixed: bool) -> None:
+        self.rows, self.sequences, self.mixed = rows, sequences, mixed
         self.passes: list[dict[int, LogProbs]] = []  # for each pass the log-probs of the rows it measured
         self.behaviour_logprobs: list[Any] = [behaviour_logprobs(row, None) for row in rows]
         self.entropies = [0.0] * len(rows)

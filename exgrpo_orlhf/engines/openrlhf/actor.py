@@ -60,6 +60,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
 
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict[str, Any]:
         self.actor_loss_fn.replayed = _flags(experience.info, "replayed")
+        self.actor_loss_fn.mixed = bool(_flags(experience.info, "mixed").any())  # all rows say the same
         self.actor_loss_fn.reference = experience.base_action_log_probs
         # No token of a row that could not be graded is in the loss, though the normaliser has counted them.
         in_loss = _flags(experience.info, "in_loss").to(experience.action_mask.device)

@@ -48,6 +48,9 @@ def as_experience(
     for members in batch.rows:
         experiences += [_experience(str(i), *row) for i, row in itertools.islice(numbered, len(members))]
         experiences += [_experience("", *_FILLER, None, of_filler) for _ in range(batch.group_size - len(members))]
+    mixed = torch.tensor([float(batch.mixed)])
+    for experience in experiences:
+        experience.info["mixed"] = mixed
     return experiences
 
 

@@ -43,13 +43,14 @@ class MixedLoss(nn.Module):
         self.rows, self.gas, self.single_step, self.theirs, self.ahead = rows, gas, single_step, theirs, ahead
         self.corrects = theirs.is_correction_level != "off" and not ahead
         self.replayed = torch.zeros(0, dtype=torch.bool)  # (R,) of the micro-batch that comes next
+        self.mixed = False  # whether the whole batch has a replayed row, on whatever rank
         self.reference: Tensor | None = None  # (R, A) log-probs of its tokens, with a KL term
         self.totals: dict[str, float] = {}
         self.begin()
 
     def begin(self) -> None:
         """Begins a new batch: resets `totals`, which this rank sums over its micro-batches."""
-        self.totals = {"loss": 0.0, **self.loss.fresh_sums(()), "filtered": 0.0, "gap": 0.0}
+        self.totals = {"loss": 0.0, **self.loss.fresh_sums((), False), "filtered": 0.0, "gap": 0.0}
 
     def forward(
         self,
@@ -85,6 +86,7 @@ class MixedLoss(nn.Module):
                 row_weights=weights[:, None].expand_as(mask)[mask].to(selected.dtype),
                 token_weight=1 / tokens,
                 row_of=torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)[mask],
+                mixed=self.mixed,
                 reference_logprobs=None if self.reference is None else self.reference[mask],
             )
         )
@@ -93,7 +95,7 @@ class MixedLoss(nn.Module):
         gap, filtered = (rollout_log_probs - old)[fresh], (factors == 0)[fresh]
         sums = {
             "loss": float(loss.detach()) / self.gas,
-            **self.loss.fresh_sums(rows),
+            **self.loss.fresh_sums(rows, self.mixed),
             "filtered": float(filtered.sum()),
             "gap": float(gap.abs().sum()),
         }

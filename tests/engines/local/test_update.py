@@ -166,6 +166,28 @@ def test_passes_and_steps_per_batch_multiply_and_every_pass_covers_the_batch(
     assert len(measured) == passes * len(batch.flat_rows()), "by the updates; the rows before them are not counted"
 
 
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_mixed_batch_is_unclipped_in_each_of_its_steps_and_another_is_clipped(warm_model, replay):
+    """The first of two steps has no replayed row, whatever the batch has. A micro-batch is one row."""
+    unclipped = replace(LOSS, clip_low=None, clip_high=None)
+    weights_after, shares = [], []
+    for loss in (replace(LOSS, clips_mixed=False), unclipped, LOSS):
+        optimizer = Optimizer(learning_rate=0.1, max_grad_norm=1e9, steps_per_batch=2, passes_per_batch=2)
+        engine = make_engine(warm_model, optimizer=optimizer, settings=LocalEngine(micro_batch_tokens=1))
+        batch = mixed_batch(engine, n=2) if replay else mixed_batch(engine, n=4)
+        if not replay:
+            batch = MixedBatch(batch.groups[:2], batch.rows[:2], K)
+        assert batch.mixed == replay
+        use_sgd(engine, 0.1)
+        shares.append(engine.update(batch, loss).metrics["policy/clip_share"])
+        weights_after.append(weights(engine))
+    same, other = (1, 2) if replay else (2, 1)
+    assert torch.equal(weights_after[0], weights_after[same])
+    assert not torch.equal(weights_after[0], weights_after[other])
+    assert shares[0] == shares[same]
+    assert shares[1] == 0 < shares[2]
+
+
 LOSSES = [
     LOSS,
     MixedPolicyLoss(normalizer="tokens", entropy_coef=0.01, shaping=False),

@@ -225,6 +225,19 @@ def test_without_replay_and_by_tokens_the_gradient_is_that_of_openrlhfs_own_loss
 
 
 @on_layouts
+@pytest.mark.parametrize("replay", [True, False])
+def test_every_rank_and_micro_batch_of_a_mixed_batch_is_unclipped_and_of_another_clipped(replay, layout):
+    """Also those that hold no replayed row."""
+    case = Case(replay=replay)
+    unclipped = replace(CONSTANT, clip_low=None, clip_high=None)
+    _, gradient = case.plain(unclipped if replay else CONSTANT)
+    status, gradients = case.fit(replace(CONSTANT, clips_mixed=False), TWO_PASSES, **layout)
+    for step in gradients:
+        torch.testing.assert_close(step, gradient, atol=2e-7, rtol=1e-5)
+    assert (status["policy/clip_share"] == status["ppo_clip_ratio"] == 0) == replay
+
+
+@on_layouts
 @pytest.mark.parametrize(("steps", "beside", "bound"), [(1, K - 1, None), (2, K - 1, 1.3), (2, 1, 1.1)])
 def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, beside, bound):
     """Over all ranks, micro-batches, steps and passes. The loss is the mean over the steps, as on the local engine.
@@ -311,5 +324,6 @@ def test_a_short_group_is_filled_up_with_rows_of_two_tokens_and_no_response():
             number += 1
         for e in group[len(rows) :]:
             assert e.total_length.item() == e.sequences.numel() == e.attention_mask.sum() == 2
+            assert e.info.pop("mixed"), "a row says of its whole batch that it is mixed"
             assert not any(x.any() for x in (e.action_mask, e.advantages, e.response_length, *e.info.values()))
     assert number == len(case.rows) == 8 * K - 4 * (K - 2)
