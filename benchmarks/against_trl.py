@@ -38,9 +38,9 @@ from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.forward import ForwardRow
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.objective import TokenBatch
+from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.tasks.modular_chains import grade
 
 B, K = 32, 8
 TRL_ROWS = 64  # in one forward and backward pass
@@ -58,7 +58,7 @@ class Ours:
         parts = experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts
         self.engine = TorchEngine(*parts, model_path=model_path)
         self.questions = experiment.questions.load()
-        self.steps = self.tokens = self.trl_tokens = 0
+        self.steps = self.tokens = 0
 
     def rollouts(self) -> MixedBatch:
         first = self.steps * B % len(self.questions)
@@ -90,19 +90,33 @@ class InTurn(TrainerCallback):
         self.resumed = time.perf_counter()
 
 
-def trl_trainer(ours: Ours, model_path: Path, steps: int, folder: str) -> GRPOTrainer:
-    experiment, questions = ours.experiment, {question.prompt: question for question in ours.questions}
+def trl_trainer(
+    experiment: Experiment,
+    tokenizer: Any,
+    model_path: Path,
+    shape: tuple[int, int, int],
+    steps: int,
+    folder: str,
+    counted: list[int],
+    **machine: Any,
+) -> GRPOTrainer:
+    """shape: questions, rollouts of each, rows in one forward and backward pass; counted: gets every response's tokens;
+    machine: more of GRPOConfig's arguments"""
+    encoder = PromptEncoder(experiment.prompts, tokenizer)
+    questions = {tokenizer.decode(encoder.encode(question)): question for question in experiment.questions.load()}
+    b, k, rows = shape
 
     def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        ours.trl_tokens += sum(map(len, completion_ids))
-        return [grade(questions[prompt], text).reward for prompt, text in zip(prompts, completions, strict=True)]
+        counted.extend(map(len, completion_ids))
+        pairs = [(questions[prompt], text) for prompt, text in zip(prompts, completions, strict=True)]
+        return [float(grade.reward or 0.0) for grade in experiment.verifier.grade_all(pairs)]
 
     arguments = GRPOConfig(
         output_dir=folder,
         max_steps=steps,
-        per_device_train_batch_size=TRL_ROWS,
-        gradient_accumulation_steps=B * K // TRL_ROWS,
-        num_generations=K,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=b * k // rows,
+        num_generations=k,
         num_iterations=1,
         shuffle_dataset=False,
         max_completion_length=experiment.sampling.max_response_tokens,
@@ -118,21 +132,20 @@ def trl_trainer(ours: Ours, model_path: Path, steps: int, folder: str) -> GRPOTr
         lr_scheduler_type=experiment.optimizer.schedule,
         weight_decay=experiment.optimizer.weight_decay,
         max_grad_norm=experiment.optimizer.max_grad_norm,
-        use_cpu=True,
-        bf16=False,
         gradient_checkpointing=False,
         dataloader_pin_memory=False,
         report_to="none",
         save_strategy="no",
         logging_strategy="no",
         disable_tqdm=True,
+        **machine,
     )
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation="sdpa"),
         reward_funcs=reward,
         args=arguments,
-        train_dataset=Dataset.from_list([{"prompt": question.prompt} for question in ours.questions]),
-        processing_class=ours.engine.tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in questions]),
+        processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -206,7 +219,11 @@ def compare(name: str, steps: int, small: bool) -> dict[str, float]:
     model_path = experiment.model.prepare()
     ours = Ours(experiment, model_path)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = trl_trainer(ours, model_path, UNTIMED + steps, folder)
+        machine = {"use_cpu": True, "bf16": False}
+        shape, counted = (B, K, TRL_ROWS), list[int]()
+        trainer = trl_trainer(
+            experiment, ours.engine.tokenizer, model_path, shape, UNTIMED + steps, folder, counted, **machine
+        )
         difference = largest_difference(ours, trainer)
         ours.steps = 0
         turns = InTurn(ours.step)
@@ -219,7 +236,7 @@ def compare(name: str, steps: int, small: bool) -> dict[str, float]:
         "speed_ratio": statistics.median(theirs / mine for theirs, mine in timed),
         "goal": goal,
         "our_tokens_per_response": ours.tokens / (ours.steps * B * K),
-        "trl_tokens_per_response": ours.trl_tokens / (ours.steps * B * K),
+        "trl_tokens_per_response": sum(counted) / len(counted),
         "largest_difference": difference,
     }
 

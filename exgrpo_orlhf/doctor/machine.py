@@ -25,7 +25,7 @@ from .finding import PACKAGES, Finding, judged, version
 OLDEST_DRIVER = {12: 525, 13: 580}
 SHARED_MEMORY = 2**30  # bytes; a container has 64 MB unless told otherwise, NCCL and Ray take hundreds
 PROBE = 64 * 2**20  # bytes written as a test
-_ABSENT_WITHOUT_CUDA = {"vllm", "flash-attn", "bitsandbytes", "triton", "torchvision", "torchaudio", "torchcodec"}
+_ABSENT_WITHOUT_CUDA = {"vllm", "bitsandbytes", "triton", "torchvision", "torchaudio", "torchcodec"}
 
 NAMES = ("versions", "driver", "disk", "memory", "shm", "kernels")
 
@@ -85,7 +85,7 @@ def versions() -> Finding:
                 continue
             installed = version(requirement.name)
             if installed is None:
-                if cuda or requirement.name not in _ABSENT_WITHOUT_CUDA:
+                if requirement.name != "flash-attn" and (cuda or requirement.name not in _ABSENT_WITHOUT_CUDA):
                     wrong.append(f"{package} needs {requirement}, which is not installed")
             elif not requirement.specifier.contains(installed, prereleases=True):
                 wrong.append(f"{package} needs {requirement}, installed is {installed}")
