@@ -91,59 +91,31 @@ class InTurn(TrainerCallback):
 
 
 def trl_trainer(
-    experiment: Experiment,
-    tokenizer: Any,
-    model_path: Path,
-    shape: tuple[int, int, int],
-    steps: int,
-    folder: str,
-    counted: list[int],
-    **machine: Any,
+    experiment: Experiment, tokenizer: Any, model_path: Path, rows: int, counted: list[int], **arguments: Any
 ) -> GRPOTrainer:
-    """shape: questions, rollouts of each, rows in one forward and backward pass; counted: gets every response's tokens;
-    machine: more of GRPOConfig's arguments"""
+    """rows: in one forward and backward pass; counted: gets the tokens of every response; arguments: of GRPOConfig"""
     encoder = PromptEncoder(experiment.prompts, tokenizer)
     questions = {tokenizer.decode(encoder.encode(question)): question for question in experiment.questions.load()}
-    b, k, rows = shape
+    b, k = experiment.settings.questions_per_step, experiment.settings.group_size
 
     def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         counted.extend(map(len, completion_ids))
         pairs = [(questions[prompt], text) for prompt, text in zip(prompts, completions, strict=True)]
         return [float(grade.reward or 0.0) for grade in experiment.verifier.grade_all(pairs)]
 
-    arguments = GRPOConfig(
-        output_dir=folder,
-        max_steps=steps,
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=b * k // rows,
-        num_generations=k,
-        num_iterations=1,
-        shuffle_dataset=False,
-        max_completion_length=experiment.sampling.max_response_tokens,
-        temperature=experiment.sampling.temperature,
-        top_k=0,
-        top_p=1.0,
-        loss_type="dr_grpo",
-        scale_rewards="none",
-        beta=0.0,
-        epsilon=experiment.loss.clip_low,
-        epsilon_high=experiment.loss.clip_high,
-        learning_rate=experiment.optimizer.learning_rate,
-        lr_scheduler_type=experiment.optimizer.schedule,
-        weight_decay=experiment.optimizer.weight_decay,
-        max_grad_norm=experiment.optimizer.max_grad_norm,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        report_to="none",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        **machine,
-    )
+    loss, optimizer, sampling = experiment.loss, experiment.optimizer, experiment.sampling
+    same: dict[str, Any] = {"num_iterations": 1, "loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0}
+    same |= {"epsilon": loss.clip_low, "epsilon_high": loss.clip_high, "max_grad_norm": optimizer.max_grad_norm}
+    same |= {"learning_rate": optimizer.learning_rate, "lr_scheduler_type": optimizer.schedule}
+    same |= {"weight_decay": optimizer.weight_decay, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+    same |= {"max_completion_length": sampling.max_response_tokens, "num_generations": k, "shuffle_dataset": False}
+    same |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": b * k // rows}
+    lean = {"gradient_checkpointing": False, "dataloader_pin_memory": False, "report_to": "none", "disable_tqdm": True}
+    lean |= {"save_strategy": "no", "logging_strategy": "no"}
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation="sdpa"),
         reward_funcs=reward,
-        args=arguments,
+        args=GRPOConfig(**same, **lean, **arguments),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in questions]),
         processing_class=tokenizer,
     )
@@ -219,11 +191,9 @@ def compare(name: str, steps: int, small: bool) -> dict[str, float]:
     model_path = experiment.model.prepare()
     ours = Ours(experiment, model_path)
     with tempfile.TemporaryDirectory() as folder:
-        machine = {"use_cpu": True, "bf16": False}
-        shape, counted = (B, K, TRL_ROWS), list[int]()
-        trainer = trl_trainer(
-            experiment, ours.engine.tokenizer, model_path, shape, UNTIMED + steps, folder, counted, **machine
-        )
+        counted: list[int] = []
+        length = {"output_dir": folder, "max_steps": UNTIMED + steps, "use_cpu": True, "bf16": False}
+        trainer = trl_trainer(experiment, ours.engine.tokenizer, model_path, TRL_ROWS, counted, **length)
         difference = largest_difference(ours, trainer)
         ours.steps = 0
         turns = InTurn(ours.step)

@@ -1,28 +1,25 @@
 #!/usr/bin/env python
 """Under CUDA, in bfloat16, with a vocabulary of 151,936: is it right, how fast, how much memory? For one GPU.
 
-torch and transformers suffice for sections 1 to 3 and 7; the others say so where OpenRLHF or TRL is not installed, and
-6 needs SmolLM2 (make smollm2). Each section is a process of its own, for its own memory peaks. The goals are the tables
-RIGHT and FAST below; at the end each is met, missed or not measured.
+torch and transformers suffice for sections 1 to 3 and 7; 6 needs TRL and SmolLM2 (make smollm2), the others OpenRLHF.
+A section is a process of its own, for its own memory peaks. RIGHT and FAST below are the goals: each is met, missed or
+not measured.
 
-1  token statistics, 8,192 tokens, hidden sizes 3,584 and 896, against the whole logits (float32 log_softmax and entropy
-   of bfloat16 logits), without and with gradients; memory without the weight's own gradient.
-2  the local engine in bfloat16 over float32 master weights against float32 on the CPU, on the chain model; after save
-   and load the next step is the one that would have been made.
+1  token statistics against the whole logits: float32 log_softmax and entropy of bfloat16 logits, without and with
+   gradients; memory without the weight's own gradient
+2  the local engine in bfloat16 over float32 master weights against float32 on the CPU; a step after save and load
 3  the local engine on a random Qwen2 of half a billion parameters against transformers alone (`model.generate`; whole
-   logits). The share of the GPU's peak counts 6 operations a parameter and token (scoring: 2) and leaves attention out.
-   No row of a random model ends early: what the engine gains there does not show.
-4  OpenRLHF's actor, DeepSpeed ZeRO-2 on one rank without Ray and vLLM, same model and rows, sdpa, against the local
-   engine in float32, and its update against the one with OpenRLHF's own forward pass, which makes logits.
-5  the same with packed rows, by flash-attn or, where it is not installed, by torch's own varlen attention.
+   logits). The share of the peak counts 6 operations a parameter and token (scoring: 2) and leaves attention out
+4  OpenRLHF's actor, ZeRO-2 on one rank without Ray and vLLM, same model and rows, sdpa, against the local engine in
+   float32, and its update against the one with OpenRLHF's own forward pass, which makes logits
+5  the same with packed rows, by flash-attn or, where it is not installed, by torch's varlen_attn
 6  a step of 64 questions × 8 on SmolLM2 after its supervised start: the local engine by scripts/train.py against TRL's
-   trainer, both with the loop of their own (TRL: `generate`), then both with vLLM in their process.
-7  the local engine's update of rows that share prompts: padded, packed, and with compiled layers.
-8  OpenRLHF's step on the same work with replay, by scripts/train.py, in parts.
+   trainer, both with a loop of their own (TRL: `generate`), then both with vLLM in their process
+7  the local engine's update of rows that share prompts: padded, packed, and with compiled layers
+8  OpenRLHF's step on the work of 6 with replay, by scripts/train.py, in parts
 
-DeepSpeed compiles its Adam with nvcc, and vLLM compiles at its first start. All sections are meant to take less than
-ten minutes; that has not been measured.
-`--small` runs on the CPU unless a device is named, in a few minutes.
+All sections are meant to take less than ten minutes, which has not been measured; vLLM and DeepSpeed's Adam are
+compiled at their first start. `--small` runs on the CPU.
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,33 +58,25 @@ from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 # Dense bfloat16, TFLOP/s, NVIDIA's data sheets; the first name that is part of the GPU's.
 PEAKS = {"A100": 312, "H100 PCIe": 756, "H100": 989, "H200": 989, "L40S": 362, "RTX 4090": 165}
-LIMIT, AT_LEAST = "at most", "at least"
-# Goals of correctness, by section and figure: at most.
+MOST, LEAST = "at most", "at least"
+STATISTICS = [(case, h) for case in ("forward", "backward") for h in ("3,584", "896")]
+# Goals of correctness by section and figure: at most.
 RIGHT = {
-    **{(1, f"{case} {h}: nats off, at most"): 0.01 for case in ("forward", "backward") for h in ("3,584", "896")},
-    (2, "log-probs, nats off"): 0.05,
-    (2, "log-probs, nats off, at most"): 0.5,
-    (2, "1 - cosine of the updates"): 0.1,
-    (2, "step after resume, off by"): 0.01,
-    (3, "grad_norm, off by"): 0.02,
+    **{(1, f"{case} {h}: nats off, at most"): 0.01 for case, h in STATISTICS},
+    **{(2, "log-probs, nats off"): 0.05, (2, "log-probs, nats off, at most"): 0.5},
+    **{(2, "1 - cosine of the updates"): 0.1, (2, "step after resume, off by"): 0.01, (3, "grad_norm, off by"): 0.02},
+    **{(s, f"{name} off"): 0.05 for s in (4, 5) for name in ("log-probs, nats", "entropies, nats")},
     **{(s, f"{name}, off by"): 0.05 for s in (4, 5) for name in ("loss", "grad_norm")},
-    **{(s, f"{name}, nats off"): 0.05 for s in (4, 5) for name in ("log-probs", "entropies")},
 }
 # Goals of time and memory, which count on a GPU at full size.
 FAST = {
-    **{(1, f"{case} 3,584: time, of plain"): (LIMIT, 1.05) for case in ("forward", "backward")},
-    **{(1, f"{case} 896: time, of plain"): (LIMIT, 0.7) for case in ("forward", "backward")},
-    **{
-        (1, f"{case} {h}: memory, of plain"): (LIMIT, 0.2) for case in ("forward", "backward") for h in ("3,584", "896")
-    },
-    **{(3, f"{what}: time, of plain"): (LIMIT, 1.0) for what in ("generation", "scoring", "update")},
-    (3, "scoring: memory, of plain"): (LIMIT, 0.5),
-    (3, "update: memory, of plain"): (LIMIT, 0.7),
-    **{(s, "update: time, of plain"): (LIMIT, 1.1) for s in (4, 5)},
-    **{(s, "update: memory, of plain"): (LIMIT, 0.7) for s in (4, 5)},
-    (6, "steps, times TRL's, vllm"): (AT_LEAST, 1.3),
-    (8, "sync: s"): (LIMIT, 0.3),
-    (8, "replay's part of a step"): (LIMIT, 0.05),
+    **{(1, f"{case} {h}: time, of plain"): (MOST, 1.05 if h == "3,584" else 0.7) for case, h in STATISTICS},
+    **{(1, f"{case} {h}: memory, of plain"): (MOST, 0.2) for case, h in STATISTICS},
+    **{(3, f"{what}: time, of plain"): (MOST, 1.0) for what in ("generation", "scoring", "update")},
+    **{(3, "scoring: memory, of plain"): (MOST, 0.5), (3, "update: memory, of plain"): (MOST, 0.7)},
+    **{(s, f"update: {what}, of plain"): (MOST, m) for s in (4, 5) for what, m in (("time", 1.1), ("memory", 0.7))},
+    **{(6, "steps, times TRL's, vllm"): (LEAST, 1.3), (8, "sync: s"): (MOST, 0.3)},
+    (8, "replay's part of a step"): (MOST, 0.05),
 }
 
 
@@ -102,38 +91,31 @@ def whole_logits(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tenso
 def token_statistics(work: Work) -> Figures:
     figures: Figures = {}
     for name, (n, h) in work.size.statistics.items():
-        figures |= {f"{case} {name}: {what}": value for case, what, value in statistics_of(work, n, h)}
+        torch.manual_seed(0)
+        with torch.device(work.device):
+            hidden, weight = torch.randn(n, h).bfloat16(), (torch.randn(work.size.vocabulary, h) * h**-0.5).bfloat16()
+            targets = torch.randint(work.size.vocabulary, (n,))
+        for case in ("forward", "backward"):
+            for tensor in (hidden, weight):
+                tensor.requires_grad_(case == "backward")
+            blocks, plain = (statistics_step(work, one, hidden, weight, targets) for one in (token_stats, whole_logits))
+            off = float((blocks.first - plain.first).abs().max())
+            figures |= against(f"{case} {name}", blocks, plain) | {f"{case} {name}: nats off, at most": off}
     return figures
 
 
-def statistics_of(work: Work, n: int, h: int) -> Iterator[tuple[str, str, float]]:
-    """n tokens of hidden size h: case, figure and value."""
-    torch.manual_seed(0)
-    with torch.device(work.device):
-        hidden, weight = torch.randn(n, h).bfloat16(), (torch.randn(work.size.vocabulary, h) * h**-0.5).bfloat16()
-        targets = torch.randint(work.size.vocabulary, (n,))
-
-    def step(statistics: Any) -> Tensor:
+def statistics_step(work: Work, statistics: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Timed:
+    def step() -> Tensor:
         hidden.grad = weight.grad = None
         outputs = statistics(hidden, weight, targets)
         if weight.requires_grad:
             outputs[0].mean().backward()
         return torch.stack([output.detach() for output in outputs]).cpu()
 
-    def measured(statistics: Any) -> Timed:
-        hidden.grad = weight.grad = None
-        before = (torch.cuda.memory_allocated() + weight.requires_grad * weight.nbytes) / 1e9 if work.cuda else 0.0
-        timing = timed(work, lambda: step(statistics))
-        return timing._replace(gigabytes=timing.gigabytes - before)
-
-    for case in ("forward", "backward"):
-        for tensor in (hidden, weight):
-            tensor.requires_grad_(case == "backward")
-        blocks, plain = measured(token_stats), measured(whole_logits)
-        values = against(case, blocks, plain) | {
-            f"{case}: nats off, at most": float((blocks.first - plain.first).abs().max())
-        }
-        yield from ((case, name.removeprefix(f"{case}: "), value) for name, value in values.items())
+    hidden.grad = weight.grad = None
+    before = (torch.cuda.memory_allocated() + weight.requires_grad * weight.nbytes) / 1e9 if work.cuda else 0.0
+    timing = timed(work, step)
+    return timing._replace(gigabytes=timing.gigabytes - before)
 
 
 def local_engine(work: Work) -> Figures:
@@ -167,7 +149,7 @@ def local_engine(work: Work) -> Figures:
 def by_the_engine(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> dict[str, Timed]:
     engine, plan = work.engine("bfloat16"), Plan(1, [group.question for group in batch.groups], [], {})
     return {
-        "generation": timed(work, lambda: list(engine.rollout(plan, len(batch.rows[0]))), 1),
+        "generation": timed(work, lambda: list(engine.rollout(plan, len(batch.rows[0])))),
         "scoring": timed(work, lambda: measure(engine.forward, rows, work.size.tokens)),
         "update": timed(work, lambda: engine.update(batch, work.loss)),
     }
@@ -212,8 +194,7 @@ def by_transformers(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> di
         optimizer.zero_grad(set_to_none=True)
         return norm
 
-    steps = {"generation": (generate, 1), "scoring": (score, 3), "update": (update, 3)}
-    return {what: timed(work, step, repeats) for what, (step, repeats) in steps.items()}
+    return {"generation": timed(work, generate), "scoring": timed(work, score), "update": timed(work, update)}
 
 
 def throughput(work: Work) -> Figures:
@@ -235,7 +216,7 @@ def throughput(work: Work) -> Figures:
 
 def update_layouts(work: Work) -> Figures:
     work.make_model()
-    batch, rows = work.batch(prompt=min(90, work.size.row - PROMPT), longest=min(60, work.size.row - PROMPT))
+    batch, rows = work.batch(prompt=90, longest=min(60, work.size.row - PROMPT))
     engine, figures = work.engine("bfloat16", prompt=96), {"tokens": float(sum(map(len, rows)))}
     packs = engine.forward.packs
     for name in ("padded", *(["packed"] if packs else []), "compiled layers"):
@@ -248,22 +229,16 @@ def update_layouts(work: Work) -> Figures:
     return figures
 
 
-class Section(NamedTuple):
-    title: str
-    function: Callable[[Work], Figures]
-    needs: tuple[str, ...] = ()
-
-
 OPENRLHF = ("openrlhf", "vllm", "deepspeed", "ray")
-SECTIONS = {
-    1: Section("token statistics", token_statistics),
-    2: Section("local engine against float32 on the CPU", local_engine),
-    3: Section("local engine against transformers alone", throughput),
-    4: Section("OpenRLHF's actor, sdpa", partial(openrlhf_actor, packed=False), OPENRLHF),
-    5: Section("OpenRLHF's actor, packed rows", partial(openrlhf_actor, packed=True), OPENRLHF),
-    6: Section("local engine against TRL", against_trl_here, ("trl",)),
-    7: Section("update: padded, packed, compiled", update_layouts),
-    8: Section("OpenRLHF's step by parts", openrlhf_step, OPENRLHF),
+SECTIONS: dict[int, tuple[str, Callable[[Work], Figures], tuple[str, ...]]] = {  # title, function, packages
+    1: ("token statistics", token_statistics, ()),
+    2: ("local engine against float32 on the CPU", local_engine, ()),
+    3: ("local engine against transformers alone", throughput, ()),
+    4: ("OpenRLHF's actor, sdpa", partial(openrlhf_actor, packed=False), OPENRLHF),
+    5: ("OpenRLHF's actor, packed rows", partial(openrlhf_actor, packed=True), OPENRLHF),
+    6: ("local engine against TRL", against_trl_here, ("trl",)),
+    7: ("update: padded, packed, compiled", update_layouts, ()),
+    8: ("OpenRLHF's step by parts", openrlhf_step, OPENRLHF),
 }
 
 
@@ -271,38 +246,21 @@ def run(section: int, work: Work) -> Figures:
     """In a process of its own, silent but for its exceptions: OpenRLHF and DeepSpeed print much."""
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    return SECTIONS[section].function(work)
-
-
-def verdict(section: int, figure: str, value: float | None, counts: bool) -> tuple[str, str]:
-    """'met', 'missed' or 'not measured', and the goal; two empty texts if there is none. counts: goals of time do"""
-    sense, limit = FAST.get((section, figure)) or (LIMIT, RIGHT.get((section, figure)))
-    if limit is None:
-        return "", ""
-    if value is None or ((section, figure) in FAST and not counts):
-        return "not measured", f"{sense} {limit}"
-    met = value >= limit if sense == AT_LEAST else value <= limit  # false for nan
-    return "met" if met else "missed", f"{sense} {limit}"
+    return SECTIONS[section][1](work)
 
 
 def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--section", type=int, nargs="+", choices=SECTIONS, default=[*SECTIONS], help="these alone")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="the default is cuda, and with --small cpu")
-    many = "padded, of a micro-batch; 8192 (the default) need an estimated 45 GB where the logits are whole"
-    parser.add_argument("--tokens", type=int, choices=(2048, 4096, 8192, 16384), default=8192, help=many)
     arguments = parser.parse_args()
-    device = arguments.device or ("cpu" if arguments.small else "cuda")
-    cuda = device == "cuda"
+    cuda = not arguments.small
     if not cuda:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # OpenRLHF would take a GPU that is there
     elif not torch.cuda.is_available():
         print("skipped: torch sees no GPU here (--small tests this script on a CPU)")
         return 0
-    size = SMALL if arguments.small else FULL._replace(tokens=arguments.tokens)
     card = torch.cuda.get_device_name() if cuda else "cpu"
-    names = (*PACKAGES, "flash-attn", "triton", "trl")
-    versions = {name: found for name in names if (found := version(name))}
+    versions = {name: version(name) for name in (*PACKAGES, "flash-attn", "triton", "trl")}  # None: not installed
     sections: dict[int, Figures] = {}
     failed: dict[int, str] = {}
     for number in arguments.section:
@@ -313,24 +271,29 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as pool:
             try:
-                sections[number] = pool.submit(run, number, Work(device, cuda, size, Path(folder))).result()
+                sections[number] = pool.submit(
+                    run, number, Work(cuda, SMALL if arguments.small else FULL, Path(folder))
+                ).result()
             except Exception as error:  # whatever it is, the other sections go on
                 failed[number] = str(error.__cause__ or repr(error))
                 print(f"   FAILED: {failed[number]}")
         for name, value in sections.get(number, {}).items():
-            outcome, goal = verdict(number, name, value, cuda and size.counts)
-            print(f"   {name:44}{value:>14,.4g}" + (f"  {outcome} ({goal})" if goal else ""), flush=True)
-    goals = []
-    for number, figure in (*RIGHT, *FAST):
-        value = sections.get(number, {}).get(figure)
-        outcome, goal = verdict(number, figure, value, cuda and size.counts)
-        goals.append({"section": number, "figure": figure, "goal": goal, "outcome": outcome, "value": value})
+            print(f"   {name:44}{value:>14,.4g}", flush=True)
+    goals: list[dict[str, Any]] = []
+    for (number, name), (sense, limit) in {**{goal: (MOST, limit) for goal, limit in RIGHT.items()}, **FAST}.items():
+        value = sections.get(number, {}).get(name)
+        measured = value is not None and (cuda or (number, name) in RIGHT)
+        met = measured and (value >= limit if sense == LEAST else value <= limit)  # false for nan
+        outcome = "met" if met else "missed" if measured else "not measured"
+        goals.append(
+            {"section": number, "figure": name, "goal": f"{sense} {limit}", "outcome": outcome, "value": value}
+        )
+        print(f"{outcome:14}{number}  {name:44}{sense} {limit}")
     count = Counter(goal["outcome"] for goal in goals)
     results = {"card": card, "date": f"{datetime.now(UTC):%Y-%m-%d}", "versions": versions, "failed": failed}
-    results |= {"sections": {SECTIONS[n].title: f for n, f in sections.items()}, "goals": goals}
+    results |= {"sections": {SECTIONS[n][0]: f for n, f in sections.items()}, "goals": goals}
     results["met"] = not failed and not count["missed"]
-    outcomes = ", ".join(f"{count[outcome]} {outcome}" for outcome in ("met", "missed", "not measured"))
-    return finish(arguments, results, f"{card}; goals: {outcomes}")
+    return finish(arguments, results, f"{card}; goals {dict(count)}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
-from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 Figures = dict[str, float]
 PROMPT = 32  # tokens at most, of a prompt
@@ -27,44 +26,37 @@ LOOP = {"sampler": "loop"} if "sampler" in LocalEngine.__dataclass_fields__ else
 
 
 class Size(NamedTuple):
-    """How much a section does.
+    """How much a section does. FULL is the default: a Qwen2 of the sizes of Qwen2.5-0.5B."""
 
-    tokens: padded, of a micro-batch; row: tokens at most, of a prompt and its response
-    model: hidden size, layers, heads and inner size of a random Qwen2; vocabulary: its tokens
-    statistics: tokens and hidden size of section 1, by the hidden size at full size
-    chain: settings of the ChainModel of section 2
-    questions, group: rows are their product; run: questions of a step of sections 6 and 8, and their steps
-    repeats: timed calls, of which the fastest counts; counts: whether goals of time and memory do
-    """
-
-    tokens: int
-    row: int
-    model: tuple[int, int, int, int]
-    vocabulary: int
-    statistics: dict[str, tuple[int, int]]
-    chain: dict[str, Any]
-    questions: int
-    group: int
-    run: tuple[int, int]
-    repeats: int
-    counts: bool
+    tokens: int = 8192  # padded, of a micro-batch
+    row: int = 512  # tokens at most, of a prompt and its response
+    model: tuple[int, int, int, int] = (896, 24, 14, 4864)  # hidden size, layers, heads, inner size
+    vocabulary: int = 151_936
+    statistics: Mapping[str, tuple[int, int]] = {"3,584": (8192, 3584), "896": (8192, 896)}  # tokens and hidden size
+    chain: Mapping[str, Any] = {"operands": (3, 4, 5, 6, 7, 8)}  # settings of section 2's model
+    questions: int = 16
+    group: int = 8
+    run: tuple[int, int] = (64, 8)  # questions of a step and steps, sections 6 and 8
+    repeats: int = 3  # timed calls, of which the fastest counts
 
 
-QWEN_05B = (896, 24, 14, 4864)
-STATISTICS = {"3,584": (8192, 3584), "896": (8192, 896)}
-CHAINS = {"operands": (3, 4, 5, 6, 7, 8)}
-FULL = Size(8192, 512, QWEN_05B, 151_936, STATISTICS, CHAINS, 16, 8, (64, 8), 3, True)
-TINY_CHAIN = {"steps": 1, "width": 32}
-SMALL = Size(256, 56, (64, 2, 2, 128), 2048, {"3,584": (64, 32), "896": (64, 16)}, TINY_CHAIN, 4, 4, (4, 3), 1, False)
+FULL = Size()
+SMALL = Size(
+    tokens=256, row=56, model=(64, 2, 2, 128), vocabulary=2048, statistics={"3,584": (64, 32), "896": (64, 16)},
+    chain={"steps": 1, "width": 32}, questions=4, group=4, run=(4, 3), repeats=1,
+)  # fmt: skip
 
 
 class Work(NamedTuple):
     """What a section works on. folder: for models and runs"""
 
-    device: str
     cuda: bool
     size: Size
     folder: Path
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.cuda else "cpu"
 
     @property
     def loss(self) -> MixedPolicyLoss:
@@ -89,16 +81,12 @@ class Work(NamedTuple):
             Qwen2ForCausalLM(Qwen2Config(**shape, **special)).bfloat16().save_pretrained(self.folder)
         chain_tokenizer().save_pretrained(self.folder)
 
-    def batch(self, prompt: int | None = None, longest: int | None = None) -> tuple[MixedBatch, list[ForwardRow]]:
-        """Random tokens and advantages; the second half of the groups ends with a stored trajectory.
-
-        prompt: tokens of each prompt, random digits; None: of modular chains; longest: tokens of a response
-        """
+    def batch(self, prompt: int = 24, longest: int | None = None) -> tuple[MixedBatch, list[ForwardRow]]:
+        """Random tokens and advantages; the second half of the groups ends with a stored trajectory. prompt: its
+        tokens; longest: tokens of a response"""
         rng, k, most = np.random.default_rng(0), self.size.group, longest or self.size.row - PROMPT
-        questions = ModularChains(count=self.size.questions).load()
-        if prompt:
-            texts = ["".join(map(str, rng.integers(10, size=prompt))) for _ in questions]
-            questions = [Question.make("random", text, "1") for text in texts]
+        texts = ("".join(map(str, rng.integers(10, size=prompt))) for _ in range(self.size.questions))
+        questions = [Question.make("random", text, "1") for text in texts]
         groups, rows = [], []
         for i, question in enumerate(questions):
             lengths, a = rng.integers(most // 2, most + 1, k), rng.normal(size=k)
@@ -120,13 +108,13 @@ class Timed(NamedTuple):
     gigabytes: float  # allocated at most in all of them; 0 on a CPU
 
 
-def timed(work: Work, function: Callable[[], Any], repeats: int | None = None) -> Timed:
+def timed(work: Work, function: Callable[[], Any]) -> Timed:
     gc.collect()
     synchronize = torch.cuda.synchronize if work.cuda else lambda: None
     if work.cuda:
         torch.cuda.reset_peak_memory_stats()
     first, seconds = function(), []
-    for _ in range(min(repeats or work.size.repeats, work.size.repeats)):
+    for _ in range(work.size.repeats):
         synchronize()
         begin = time.perf_counter()
         function()

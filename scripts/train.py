@@ -199,6 +199,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
 
 def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
     from exgrpo_orlhf.engines.openrlhf import hours, memory
+    from exgrpo_orlhf.lazy import torch
     from exgrpo_orlhf.progress import duration
     from exgrpo_orlhf.training.smoke import buffer_bytes, disk_text, size
 
@@ -209,6 +210,11 @@ def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[
     if settings is None or settings.cpu_bench:
         weights = size(4 * count[0] + 12 * count[1])
         print(f"memory      estimated: {weights}, activations and {beside}; --smoke measures it")
+        local = experiment.local
+        if local is not None and (local.device == "cuda" or (local.device == "auto" and torch.cuda.is_available())):
+            step, _ = hours.step_of(experiment, count[0], hours.CARDS["H100"])
+            run_hours = f"{duration(step)} a step, {experiment.settings.steps * step / 3600:.0f} h a run"
+            print(f"time        estimated for one {hours.MEASURED_ON}, from measurements of another model: {run_hours}")
     else:
         card, checkpoint = hours.CARDS[settings.gpu], memory.checkpoint_bytes(*count)
         sums = memory.memory_of(experiment, config, card.memory)

@@ -143,3 +143,20 @@ def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_tra
     done, lines, errors = dry_run(["toy.gin"], [f"ChainModel.cache = {str(tmp_path / 'cache')!r}"])
     assert (done.returncode, errors) == (0, [])
     assert "trained when the run begins" in lines["model"]
+
+
+def test_the_local_engine_on_a_gpu_has_hours_that_say_on_which_card_their_figures_were_measured(
+    dry_run, big_model, tmp_path
+):
+    """8 questions × 8 rows of 100 + 100 tokens, without replay."""
+    bindings = [*paper_run(big_model, questions_file(tmp_path)), "train.questions_per_step = 8"]
+    bindings += ["MAX_RESPONSE_TOKENS = 100", "Prompts.max_tokens = 100", "LocalEngine.generation_rows = 32"]
+    _, lines, _ = dry_run(["base.gin", "engines/local_gpu.gin"], [*bindings, "ReplayMixer.rho = 0.0"])
+    per_row = 6 * 7.6156e9 * 200 / (0.11 * 989e12)
+    seconds = 1.1 * (64 * 100 / (46 * 32) + 64 * per_row)
+    assert lines["time"] == (
+        f"estimated for one H200, from measurements of another model: {seconds:.0f} s a step, "
+        f"{700 * seconds / 3600:.0f} h a run"
+    )
+    _, lines, _ = dry_run(["base.gin", "engines/local_cpu.gin"], bindings)
+    assert "time" not in lines

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -14,9 +15,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def __init__(self, functions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._pending = functions
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self._pending:
             return None
         function = self._pending.pop(fullname)

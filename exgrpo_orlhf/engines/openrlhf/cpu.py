@@ -62,7 +62,9 @@ def install() -> None:
     substitutions = AfterImport(
         {
             "openrlhf.utils.deepspeed.deepspeed": _train_without_compiled_kernels,
-            "openrlhf.utils.distributed_util": _send_weights_over_gloo,
+            "openrlhf.utils.distributed_util": lambda module: setattr(
+                module, "stateless_init_process_group", _GlooGroup
+            ),
             "openrlhf.trainer.ray.vllm_engine": _generate_on_cpu,
             "vllm.model_executor.layers.utils": _keep_plain_weights,
         }
@@ -112,8 +114,7 @@ def _train_without_compiled_kernels(module: Any) -> None:
 
 
 class _GlooGroup:
-    """A group of the actor's rank 0 and all vLLM workers, with the one method of PyNccl's communicator that is
-    called."""
+    """Of the actor's rank 0 and all vLLM workers, with the one method of PyNccl's communicator that is called."""
 
     def __init__(self, host: str, port: int, rank: int, world_size: int, device: object) -> None:
         from vllm.distributed.utils import stateless_init_torch_distributed_process_group  # in the actor's rank 0 only
@@ -122,10 +123,6 @@ class _GlooGroup:
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: object = None) -> None:
         self._group.broadcast(tensor, src).wait()
-
-
-def _send_weights_over_gloo(module: Any) -> None:
-    module.stateless_init_process_group = _GlooGroup
 
 
 def _keep_plain_weights(module: Any) -> None:

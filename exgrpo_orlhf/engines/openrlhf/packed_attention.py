@@ -24,8 +24,7 @@ def is_needed() -> bool:
 
 
 def install() -> None:
-    """Makes this process able to run OpenRLHF without flash_attn. Does nothing when called again. Call it before
-    OpenRLHF is imported, and in all workers as runtime_env["worker_process_setup_hook"]."""
+    """Makes this process able to run OpenRLHF without flash_attn, as cpu.install does without CUDA."""
     if _RING_ATTENTION not in sys.modules:
         sys.modules[_RING_ATTENTION] = sys.modules[__name__]
         sys.meta_path.insert(0, AfterImport({"openrlhf.models.actor": _register}))
@@ -40,53 +39,37 @@ def _register(_: Any) -> None:
 
 
 def lengths_of(attention_mask: torch.Tensor) -> dict[str, Any]:
-    """Where the rows of a packed pass begin, for every layer. transformers would find that out in each layer anew, and
-    the host would wait for the GPU there four times.
-
-    attention_mask: (B, S), 1 for real tokens
-    """
+    """Where the rows of a packed pass begin, by their mask (B, S). Without it transformers finds that out in each layer
+    anew, and the host waits for the GPU four times there."""
     lengths = attention_mask.sum(1)
     longest, ends = int(lengths.max()), torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
 
 def attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    position_ids: torch.Tensor | None = None,
-    cu_seq_lens_q: torch.Tensor | None = None,
-    max_length_q: int | None = None,
-    **more: Any,
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **more: Any
 ) -> tuple[torch.Tensor, None]:
     """query (1, H, T, D), key and value (1, H', T, D) → (1, T, H, D). A token sees those before it in its own row.
 
     Raises ValueError for padded rows, and for attention with a cap, sinks or dropout, which the kernel does not have.
     """
     from torch.nn.attention.varlen import varlen_attn
+    from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
     refused = [name for name in ("softcap", "s_aux", "dropout") if more.get(name) not in (None, 0.0)]
     if refused or attention_mask is not None or len(query) > 1:
-        what = f"attention with {', '.join(refused)}" if refused else "padded rows"
         raise ValueError(
-            f"{type(module).__name__}: torch's varlen_attn cannot compute {what}; install flash-attn, or set "
-            "'ds.packing_samples': False and 'train.dynamic_batch_enable': False"
+            f"{type(module).__name__}: torch's varlen_attn cannot compute {', '.join(refused) or 'padded rows'}; "
+            "install flash-attn, or set 'ds.packing_samples': False and 'train.dynamic_batch_enable': False"
         )
-    if cu_seq_lens_q is None or max_length_q is None:  # OpenRLHF's own forward pass, of a reference model
-        from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
-
-        (cu_seq_lens_q, _), (max_length_q, _) = prepare_fa_kwargs_from_position_ids(position_ids)
+    ends, longest = more.get("cu_seq_lens_q"), more.get("max_length_q")
+    if ends is None:  # OpenRLHF's own forward pass, of a reference model
+        (ends, _), (longest, _) = prepare_fa_kwargs_from_position_ids(more["position_ids"])
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, D)
-    window = (-1 if sliding_window is None else sliding_window - 1, 0)
-    ends, longest = cu_seq_lens_q, int(max_length_q)
-    gqa = q.shape[1] != k.shape[1]
-    return varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, enable_gqa=gqa)[
-        None
-    ], None
+    options = {"scale": more.get("scaling"), "enable_gqa": q.shape[1] != k.shape[1]}
+    window = more.get("sliding_window")  # tokens that a token sees, itself included
+    options["window_size"] = (-1 if window is None else window - 1, 0)
+    return varlen_attn(q, k, v, ends, ends, int(longest), int(longest), **options)[None], None
 
 
 def unpad_and_slice_tensor(

@@ -7,10 +7,8 @@ broadcast from rank 0 (NCCL; gloo on the CPU test layout).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -37,16 +35,16 @@ def in_buckets(model: torch.nn.Module, adapter: Adapter | None) -> Iterator[None
     names of the base model: vLLM knows no others (OpenRLHF's issue 991)."""
     import deepspeed  # not in vLLM's processes
 
-    buckets: list[Bucket] = []
+    buckets: list[list[tuple[str, Any]]] = []
     room = 0  # bytes, in the last bucket
     for name, weight in adapter.base_parameters() if adapter else model.named_parameters():
-        size = math.prod(_shape(weight)) * weight.element_size()
-        if not buckets or size > room or weight.dtype != buckets[-1].dtype:
-            buckets.append(Bucket([]))
+        size = _shape(weight).numel() * weight.element_size()
+        if not buckets or size > room or weight.dtype != buckets[-1][0][1].dtype:
+            buckets.append([])
             room = BUCKET
-        buckets[-1].named.append((name, weight))
+        buckets[-1].append((name, weight))
         room -= size
-    named = [([name for name, _ in bucket.named], bucket) for bucket in buckets]
+    named = [([name for name, _ in bucket], _Bucket([weight for _, weight in bucket])) for bucket in buckets]
     with (
         patch.object(model, "named_parameters", lambda: named),
         patch.object(deepspeed.zero, "GatheredParameters", lambda one, enabled: one[0].filled(adapter)),
@@ -54,31 +52,22 @@ def in_buckets(model: torch.nn.Module, adapter: Adapter | None) -> Iterator[None
         yield
 
 
-@dataclass
-class Bucket:
-    """Parameters by name, with the attributes of a parameter that OpenRLHF uses."""
+class _Bucket:
+    """Has the attributes of a parameter that OpenRLHF uses."""
 
-    named: list[tuple[str, Any]]
-    requires_grad: bool = True
+    requires_grad = True
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.named[0][1].dtype
-
-    @property
-    def shape(self) -> list[torch.Size]:
-        return [_shape(weight) for _, weight in self.named]
-
-    ds_shape = shape
+    def __init__(self, weights: list[Any]) -> None:
+        self.weights, self.dtype = weights, weights[0].dtype
+        self.shape = self.ds_shape = [_shape(weight) for weight in weights]
 
     @contextmanager
     def filled(self, adapter: Adapter | None) -> Iterator[None]:
-        """Within this context `data` is one flat tensor of all its weights. All ranks must enter it."""
-        weights = [weight for _, weight in self.named]
+        """Within this context `data` is one flat tensor of all weights. All ranks must enter it."""
         with ExitStack() as stack:
-            for context in map(adapter.merged_weight, weights) if adapter else [gathered(weights)]:
+            for context in map(adapter.merged_weight, self.weights) if adapter else [gathered(self.weights)]:
                 stack.enter_context(context)
-            self.data = torch.cat([weight.data.flatten() for weight in weights])
+            self.data = torch.cat([weight.data.flatten() for weight in self.weights])
         yield
         del self.data
 
@@ -92,15 +81,9 @@ class WeightReceiver(WorkerWrap):  # type: ignore[misc]
     """OpenRLHF's extension of vLLM's worker, whose two methods take a bucket instead of a parameter. vLLM imports it by
     its name."""
 
-    device: Any  # these three are the worker's
-    model_config: Any
-    model_runner: Any
-    _model_update_group: Any  # these two are OpenRLHF's
-    _model_update_with_ray: bool
-
     def update_weight(self, name: list[str], dtype: torch.dtype, shape: list[torch.Size], _: bool = False) -> None:
         """Receives a bucket from the actor's rank 0. Raises ValueError if its dtype is not this model's."""
-        flat = torch.empty(sum(map(math.prod, shape)), dtype=dtype, device=self.device)
+        flat = torch.empty(sum(one.numel() for one in shape), dtype=dtype, device=self.device)
         if self._model_update_with_ray:
             import ray.util.collective as collective
 
@@ -121,7 +104,7 @@ class WeightReceiver(WorkerWrap):  # type: ignore[misc]
     def _load_bucket(self, names: Sequence[str], shapes: Sequence[torch.Size], flat: Tensor) -> None:
         if flat.dtype != self.model_config.dtype:  # only now: the actor waits until all of it is received
             raise ValueError(f"{names[0]} … come as {flat.dtype}, this vLLM model holds {self.model_config.dtype}")
-        parts = flat.split([math.prod(shape) for shape in shapes])
+        parts = flat.split([shape.numel() for shape in shapes])
         weights = [(name, part.view(shape)) for name, part, shape in zip(names, parts, shapes, strict=True)]
         self.model_runner.model.load_weights(weights)
 
@@ -132,8 +115,7 @@ class WeightReceiver(WorkerWrap):  # type: ignore[misc]
 
 
 class VllmEngine(vllm_engine.RolloutRayActor.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """OpenRLHF's vLLM actor with our extension of its worker. Ray forbids subclassing an actor class, but not the class
-    under it."""
+    """OpenRLHF's vLLM actor with our extension of its worker."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
         kwargs["worker_extension_cls"] = f"{WeightReceiver.__module__}.{WeightReceiver.__name__}"
