@@ -178,16 +178,9 @@ def largest_difference(ours: Ours, trainer: GRPOTrainer) -> float:
 
 def compare(name: str, steps: int, small: bool) -> dict[str, float]:
     operands, tokens, goal = WORK[name]
-    experiment = config.load(
-        ["baselines/on_policy.gin"],
-        [
-            f"ModularChains.operands = {operands}",
-            f"MAX_RESPONSE_TOKENS = {tokens}",
-            "LocalEngine.device = 'cpu'",
-            "LocalEngine.micro_batch_tokens = 2048",
-            *(TINY if small else []),
-        ],
-    )
+    bindings = [f"ModularChains.operands = {operands}", f"MAX_RESPONSE_TOKENS = {tokens}", *(TINY if small else [])]
+    bindings += ["LocalEngine.device = 'cpu'", "LocalEngine.micro_batch_tokens = 2048"]
+    experiment = config.load(["baselines/on_policy.gin"], bindings)
     model_path = experiment.model.prepare()
     ours = Ours(experiment, model_path)
     with tempfile.TemporaryDirectory() as folder:

@@ -243,7 +243,7 @@ SECTIONS: dict[int, tuple[str, Callable[[Work], Figures], tuple[str, ...]]] = { 
 
 
 def run(section: int, work: Work) -> Figures:
-    """In a process of its own, silent but for its exceptions: OpenRLHF and DeepSpeed print much."""
+    """In a process of its own, silent but for its exceptions."""
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     return SECTIONS[section][1](work)

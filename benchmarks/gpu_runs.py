@@ -99,6 +99,5 @@ def openrlhf_step(work: Work) -> Figures:
     files, bindings = layout(work, "engines/openrlhf_1gpu.gin" if work.cuda else "engines/openrlhf_cpu.gin")
     values = product(work, files, [*bindings, "ReplayMixer.start_at_accuracy = None"])
     figures = {f"{name[5:]}: s": values[name] for name in sorted(values) if name.startswith("time/")}
-    figures["replayed rows, share"] = values["replay/actual_share"]
     share = sum(values[f"time/{part}"] for part in REPLAY) / values["time/step"]
-    return figures | {"replay's part of a step": share}
+    return figures | {"replayed rows, share": values["replay/actual_share"], "replay's part of a step": share}

@@ -82,8 +82,7 @@ class Work(NamedTuple):
         chain_tokenizer().save_pretrained(self.folder)
 
     def batch(self, prompt: int = 24, longest: int | None = None) -> tuple[MixedBatch, list[ForwardRow]]:
-        """Random tokens and advantages; the second half of the groups ends with a stored trajectory. prompt: its
-        tokens; longest: tokens of a response"""
+        """Random tokens and advantages; the second half of the groups ends with a stored trajectory."""
         rng, k, most = np.random.default_rng(0), self.size.group, longest or self.size.row - PROMPT
         texts = ("".join(map(str, rng.integers(10, size=prompt))) for _ in range(self.size.questions))
         questions = [Question.make("random", text, "1") for text in texts]
