@@ -132,7 +132,8 @@ from gpu_work import FULL, Work
 section, folder = int(sys.argv[1]), Path(sys.argv[2])
 statistics = {name: (16, h) for name, (_, h) in FULL.statistics.items()}
 narrow = {"model": (64, 1, 2, 128), "vocabulary": 4096, "statistics": statistics, "chain": {**FULL.chain, "steps": 1}}
-size = FULL._replace(**narrow, questions=8, group=2, repeats=1)
+rows = 8 if section in (4, 5) else 2  # OpenRLHF's micro-batches have 16 rows
+size = FULL._replace(**narrow, questions=rows, group=2, repeats=1)
 gpu.SECTIONS[section][1](Work(False, size, folder))
 """
 

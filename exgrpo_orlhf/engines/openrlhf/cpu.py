@@ -62,9 +62,7 @@ def install() -> None:
     substitutions = AfterImport(
         {
             "openrlhf.utils.deepspeed.deepspeed": _train_without_compiled_kernels,
-            "openrlhf.utils.distributed_util": lambda module: setattr(
-                module, "stateless_init_process_group", _GlooGroup
-            ),
+            "openrlhf.utils.distributed_util": lambda it: setattr(it, "stateless_init_process_group", _GlooGroup),
             "openrlhf.trainer.ray.vllm_engine": _generate_on_cpu,
             "vllm.model_executor.layers.utils": _keep_plain_weights,
         }

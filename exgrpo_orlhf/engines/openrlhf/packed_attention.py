@@ -62,14 +62,16 @@ def attention(
             f"{type(module).__name__}: torch's varlen_attn cannot compute {', '.join(refused) or 'padded rows'}; "
             "install flash-attn, or set 'ds.packing_samples': False and 'train.dynamic_batch_enable': False"
         )
-    ends, longest = more.get("cu_seq_lens_q"), more.get("max_length_q")
+    ends: Any = more.get("cu_seq_lens_q")
+    longest: Any = more.get("max_length_q")
     if ends is None:  # OpenRLHF's own forward pass, of a reference model
         (ends, _), (longest, _) = prepare_fa_kwargs_from_position_ids(more["position_ids"])
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, D)
-    options = {"scale": more.get("scaling"), "enable_gqa": q.shape[1] != k.shape[1]}
+    options: dict[str, Any] = {"scale": more.get("scaling"), "enable_gqa": q.shape[1] != k.shape[1]}
     window = more.get("sliding_window")  # tokens that a token sees, itself included
     options["window_size"] = (-1 if window is None else window - 1, 0)
-    return varlen_attn(q, k, v, ends, ends, int(longest), int(longest), **options)[None], None
+    attended: Any = varlen_attn(q, k, v, ends, ends, int(longest), int(longest), **options)
+    return attended[None], None
 
 
 def unpad_and_slice_tensor(

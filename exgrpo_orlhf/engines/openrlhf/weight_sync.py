@@ -64,8 +64,9 @@ class _Bucket:
     @contextmanager
     def filled(self, adapter: Adapter | None) -> Iterator[None]:
         """Within this context `data` is one flat tensor of all weights. All ranks must enter it."""
+        whole = [adapter.merged_weight(one) for one in self.weights] if adapter else [gathered(self.weights)]
         with ExitStack() as stack:
-            for context in map(adapter.merged_weight, self.weights) if adapter else [gathered(self.weights)]:
+            for context in whole:
                 stack.enter_context(context)
             self.data = torch.cat([weight.data.flatten() for weight in self.weights])
         yield
