@@ -38,9 +38,9 @@ from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.forward import ForwardRow
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.objective import TokenBatch
+from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.tasks.modular_chains import grade
 
 B, K = 32, 8
 TRL_ROWS = 64  # in one forward and backward pass
@@ -58,7 +58,7 @@ class Ours:
         parts = experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts
         self.engine = TorchEngine(*parts, model_path=model_path)
         self.questions = experiment.questions.load()
-        self.steps = self.tokens = self.trl_tokens = 0
+        self.steps = self.tokens = 0
 
     def rollouts(self) -> MixedBatch:
         first = self.steps * B % len(self.questions)
@@ -91,49 +91,34 @@ class InTurn(TrainerCallback):
         self.resumed = time.perf_counter()
 
 
-def trl_trainer(ours: Ours, model_path: Path, steps: int, folder: str) -> GRPOTrainer:
-    experiment, questions = ours.experiment, {question.prompt: question for question in ours.questions}
+def trl_trainer(
+    experiment: Experiment, tokenizer: Any, model_path: Path, rows: int, counted: list[int], **arguments: Any
+) -> GRPOTrainer:
+    """rows: in one forward and backward pass; counted: gets the tokens of every response; arguments: of GRPOConfig"""
+    encoder = PromptEncoder(experiment.prompts, tokenizer)
+    questions = {tokenizer.decode(encoder.encode(question)): question for question in experiment.questions.load()}
+    b, k = experiment.settings.questions_per_step, experiment.settings.group_size
 
     def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        ours.trl_tokens += sum(map(len, completion_ids))
-        return [grade(questions[prompt], text).reward for prompt, text in zip(prompts, completions, strict=True)]
+        counted.extend(map(len, completion_ids))
+        pairs = [(questions[prompt], text) for prompt, text in zip(prompts, completions, strict=True)]
+        return [float(grade.reward or 0.0) for grade in experiment.verifier.grade_all(pairs)]
 
-    arguments = GRPOConfig(
-        output_dir=folder,
-        max_steps=steps,
-        per_device_train_batch_size=TRL_ROWS,
-        gradient_accumulation_steps=B * K // TRL_ROWS,
-        num_generations=K,
-        num_iterations=1,
-        shuffle_dataset=False,
-        max_completion_length=experiment.sampling.max_response_tokens,
-        temperature=experiment.sampling.temperature,
-        top_k=0,
-        top_p=1.0,
-        loss_type="dr_grpo",
-        scale_rewards="none",
-        beta=0.0,
-        epsilon=experiment.loss.clip_low,
-        epsilon_high=experiment.loss.clip_high,
-        learning_rate=experiment.optimizer.learning_rate,
-        lr_scheduler_type=experiment.optimizer.schedule,
-        weight_decay=experiment.optimizer.weight_decay,
-        max_grad_norm=experiment.optimizer.max_grad_norm,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        dataloader_pin_memory=False,
-        report_to="none",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-    )
+    loss, optimizer, sampling = experiment.loss, experiment.optimizer, experiment.sampling
+    same: dict[str, Any] = {"num_iterations": 1, "loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0}
+    same |= {"epsilon": loss.clip_low, "epsilon_high": loss.clip_high, "max_grad_norm": optimizer.max_grad_norm}
+    same |= {"learning_rate": optimizer.learning_rate, "lr_scheduler_type": optimizer.schedule}
+    same |= {"weight_decay": optimizer.weight_decay, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+    same |= {"max_completion_length": sampling.max_response_tokens, "num_generations": k, "shuffle_dataset": False}
+    same |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": b * k // rows}
+    lean = {"gradient_checkpointing": False, "dataloader_pin_memory": False, "report_to": "none", "disable_tqdm": True}
+    lean |= {"save_strategy": "no", "logging_strategy": "no"}
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation="sdpa"),
         reward_funcs=reward,
-        args=arguments,
-        train_dataset=Dataset.from_list([{"prompt": question.prompt} for question in ours.questions]),
-        processing_class=ours.engine.tokenizer,
+        args=GRPOConfig(**same, **lean, **arguments),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in questions]),
+        processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -195,20 +180,15 @@ def largest_difference(ours: Ours, trainer: GRPOTrainer) -> float:
 
 def compare(name: str, steps: int, small: bool) -> dict[str, float]:
     operands, tokens, goal = WORK[name]
-    experiment = config.load(
-        ["baselines/on_policy.gin"],
-        [
-            f"ModularChains.operands = {operands}",
-            f"MAX_RESPONSE_TOKENS = {tokens}",
-            "LocalEngine.device = 'cpu'",
-            "LocalEngine.micro_batch_tokens = 2048",
-            *(TINY if small else []),
-        ],
-    )
+    bindings = [f"ModularChains.operands = {operands}", f"MAX_RESPONSE_TOKENS = {tokens}", *(TINY if small else [])]
+    bindings += ["LocalEngine.device = 'cpu'", "LocalEngine.micro_batch_tokens = 2048"]
+    experiment = config.load(["baselines/on_policy.gin"], bindings)
     model_path = experiment.model.prepare()
     ours = Ours(experiment, model_path)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = trl_trainer(ours, model_path, UNTIMED + steps, folder)
+        counted: list[int] = []
+        length = {"output_dir": folder, "max_steps": UNTIMED + steps, "use_cpu": True, "bf16": False}
+        trainer = trl_trainer(experiment, ours.engine.tokenizer, model_path, TRL_ROWS, counted, **length)
         difference = largest_difference(ours, trainer)
         ours.steps = 0
         turns = InTurn(ours.step)
@@ -221,7 +201,7 @@ def compare(name: str, steps: int, small: bool) -> dict[str, float]:
         "speed_ratio": statistics.median(theirs / mine for theirs, mine in timed),
         "goal": goal,
         "our_tokens_per_response": ours.tokens / (ours.steps * B * K),
-        "trl_tokens_per_response": ours.trl_tokens / (ours.steps * B * K),
+        "trl_tokens_per_response": sum(counted) / len(counted),
         "largest_difference": difference,
     }
 

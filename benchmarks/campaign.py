@@ -60,37 +60,23 @@ STEPS = 8
 SMALL_SEED = 1
 BINDINGS = [
     *TINY,
-    "ModularChains.count = 24",
-    "validation/ModularChains.count = 10",
-    "validation/ModularChains.operands = (3, 4)",
-    "MAX_RESPONSE_TOKENS = 24",
-    f"train.steps = {STEPS}",
-    "train.questions_per_step = 8",
-    "train.group_size = 4",
-    "train.eval_every = 4",
-    "train.save_every = 2",
-    "Optimizer.learning_rate = 1e-3",
-    "ReplayMixer.start_at_accuracy = None",
-    "Tracking.enabled = False",
+    *("ModularChains.count = 24", "validation/ModularChains.count = 10", "validation/ModularChains.operands = (3, 4)"),
+    *("MAX_RESPONSE_TOKENS = 24", f"train.steps = {STEPS}", "train.questions_per_step = 8", "train.group_size = 4"),
+    *("train.eval_every = 4", "train.save_every = 2", "Optimizer.learning_rate = 1e-3"),
+    *("ReplayMixer.start_at_accuracy = None", "Tracking.enabled = False"),
 ]
 AHEAD = "episodes, one step ahead"
 VARIANTS = {
     "replay": [],
     "no replay yet": ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"],
     "limits and two optimiser steps": [
-        "ReplayBuffer.per_question = 2",
-        "ReplayBuffer.max_age = 3",
-        "RetirementPolicy.returns_after = 3",
-        "Optimizer.steps_per_batch = 2",
-        "train.keep = 1",
-        "train.best_metric = 'eval/greedy_accuracy'",
+        *("ReplayBuffer.per_question = 2", "ReplayBuffer.max_age = 3", "RetirementPolicy.returns_after = 3"),
+        *("Optimizer.steps_per_batch = 2", "train.keep = 1", "train.best_metric = 'eval/greedy_accuracy'"),
     ],
     AHEAD: [
-        "train.generate_ahead = True",
-        "MixedPolicyLoss.max_fresh_weight = 2.0",
+        *("train.generate_ahead = True", "MixedPolicyLoss.max_fresh_weight = 2.0"),
         f"Environment.path = {str(Path(__file__).with_name('slipping_calculator.py'))!r}",
-        "Environment.stop = ('=',)",
-        "Environment.timeout = 120.0",
+        *("Environment.stop = ('=',)", "Environment.timeout = 120.0"),
     ],
 }
 CALLS = {"at a sync": ("fsync",), "at a rename": ("rename", "replace")}

@@ -12,6 +12,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple
 
 
@@ -264,6 +265,11 @@ class LocalEngine:
 
     def __post_init__(self) -> None:
         check(LocalEngine, vars(self))
+
+    def samples_by_vllm(self, device: str) -> bool:
+        """device: its type, as torch names it"""
+        wanted = self.sampler == "auto" and device == "cuda" and find_spec("vllm") is not None
+        return wanted or self.sampler == "vllm"
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,8 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
         with _noted(problems):
             device = placement.device_of(experiment.local.device)
             dtype = str(placement.dtype_of(experiment.local.dtype, device)).removeprefix("torch.")
-            print(f"device      {device}, {dtype}, {experiment.local.threads} CPU threads")
+            sampler = "vLLM" if experiment.local.samples_by_vllm(device.type) else "a loop in torch"
+            print(f"device      {device}, {dtype}, {experiment.local.threads} CPU threads; sampled by {sampler}")
     if experiment.openrlhf is not None:
         with _noted(problems):
             flags.command_line(experiment, experiment.openrlhf.all_flags(), name, run, resume=False)
@@ -240,6 +241,14 @@ def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[
     if settings is None or settings.cpu_bench:
         weights = size(4 * count[0] + 12 * count[1])
         print(f"memory      estimated: {weights}, activations and {beside}; --smoke measures it")
+        local = experiment.local
+        if local is not None and (local.device == "cuda" or (local.device == "auto" and torch.cuda.is_available())):
+            step, _ = hours.step_of(experiment, count[0], hours.CARDS["H100"])
+            run_hours = f"{duration(step)} a step, {experiment.settings.steps * step / 3600:.0f} h a run"
+            sampled = "vLLM's tokens assumed" if local.samples_by_vllm("cuda") else "the loop's tokens measured"
+            print(
+                f"time        estimated for one {hours.MEASURED_ON}, from another model's update, {sampled}: {run_hours}"
+            )
     else:
         card, checkpoint = hours.CARDS[settings.gpu], memory.checkpoint_bytes(*count)
         sums = memory.memory_of(experiment, config, card.memory)

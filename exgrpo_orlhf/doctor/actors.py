@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
-from openrlhf.trainer.ray import vllm_engine
 
 from ..engines.openrlhf.actor import MixedPolicyActor
+from ..engines.openrlhf.weight_sync import VllmEngine
 from . import parity
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # vLLM's names
@@ -106,27 +105,18 @@ class DoctorActor(MixedPolicyActor):
         return norms
 
 
-def rollout_actor(cpu_bench: bool) -> Any:
-    """OpenRLHF's vLLM actor, which returns log-probs of the sampled distribution, and its weights.
+class DoctorEngine(VllmEngine):
+    """A vLLM actor that returns log-probs of the sampled distribution, and its weights."""
 
-    cpu_bench: whether cpu.install() has given that actor a worker extension that returns weights
-    """
-    base = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+        kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
+        await super().__init__(*args, **kwargs)
 
-    class DoctorRollout(base):  # type: ignore[misc, valid-type]
-        async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
-            if not cpu_bench:
-                kwargs["worker_extension_cls"] = "exgrpo_orlhf.doctor.vllm_worker.DoctorWorker"
-            kwargs |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
-            await super().__init__(*args, **kwargs)
-
-        async def weights(self) -> dict[str, np.ndarray]:
-            """The parameters of the vLLM model, float32, under vLLM's names. q, k and v are one tensor, and so are gate
-            and up. The embedding has more rows than the vocabulary. A tied weight occurs once."""
-            (weights,) = await self.llm.collective_rpc("model_weights")
-            return dict(weights)
-
-    return ray.remote(DoctorRollout)
+    async def weights(self) -> dict[str, np.ndarray]:
+        """The parameters of the vLLM model, float32, under vLLM's names. q, k and v are one tensor, and so are gate and
+        up. The embedding has more rows than the vocabulary. A tied weight occurs once."""
+        (weights,) = await self.llm.collective_rpc("model_weights")
+        return dict(weights)
 
 
 def compare_weights(engine: Mapping[str, np.ndarray], actor: Mapping[str, np.ndarray]) -> tuple[list[str], int]:

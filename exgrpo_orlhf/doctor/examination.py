@@ -131,15 +131,12 @@ def _on_the_layout(
 ) -> None:
     """Runs OpenRLHF's program twice: first with the checks and a checkpoint, then resumed from that checkpoint."""
 
-    def classes(args: Any) -> tuple[type, type]:
-        """The doctor's policy actor and trainer. Called when OpenRLHF can be imported."""
-        from openrlhf.trainer.ray import vllm_engine
-
+    def classes(args: Any) -> tuple[type, type, type]:
+        """The doctor's policy actor, trainer and vLLM engine. Called when OpenRLHF can be imported."""
         from . import actors, cluster
 
         args.exgrpo_doctor = cluster.orders(part, paths, environ, settings.cpu_bench)
-        vllm_engine.RolloutRayActor = actors.rollout_actor(settings.cpu_bench)
-        return actors.DoctorActor, cluster.DoctorTrainer
+        return actors.DoctorActor, cluster.DoctorTrainer, actors.DoctorEngine
 
     needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update
     first = checks | {needed[name] for name in checks & needed.keys()}

@@ -26,7 +26,7 @@ from .finding import PACKAGES, Finding, judged, version
 OLDEST_DRIVER = {12: 525, 13: 580}
 SHARED_MEMORY = 2**30  # bytes; a container has 64 MB unless told otherwise, NCCL and Ray take hundreds
 PROBE = 64 * 2**20  # bytes written as a test
-_OPTIONAL = {"wandb", "bitsandbytes"}  # of OpenRLHF: of flags that no layout of ours has
+_OPTIONAL = {"wandb", "bitsandbytes", "flash-attn"}  # of OpenRLHF: of flags that no layout of ours has, or replaced
 _ABSENT_WITHOUT_CUDA = {"vllm", "flash-attn", "bitsandbytes", "triton", "torchvision", "torchaudio", "torchcodec"}
 
 NAMES = ("versions", "driver", "disk", "memory", "shm", "kernels")

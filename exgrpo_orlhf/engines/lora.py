@@ -86,7 +86,7 @@ class Adapter:
         """Within this context a weight of the base model is merged, if an adapter is beside it, and not cut into
         ZeRO-3's shards. All ranks must enter it."""
         layer = next((one for one in self._layers.values() if one.get_base_layer().weight is weight), None)
-        with _gathered([weight, *(layer.parameters() if layer else ())]):
+        with gathered([weight, *(layer.parameters() if layer else ())]):
             before = weight.data
             if layer is not None:
                 # Not peft's own product: on a CPU it would give A and B new memory, which DeepSpeed does not update.
@@ -120,7 +120,7 @@ class Adapter:
         import peft
         from safetensors.torch import save_file
 
-        with _gathered([one for name, one in self.model.named_parameters() if ".lora_" in name]):
+        with gathered([one for name, one in self.model.named_parameters() if ".lora_" in name]):
             # Without `save_embedding_layers` peft would ask the hub whether the vocabulary has grown.
             state = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
             state = {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
@@ -208,7 +208,7 @@ def _base_name(name: str) -> str:
 
 
 @contextmanager
-def _gathered(weights: list[Any]) -> Iterator[None]:
+def gathered(weights: list[Any]) -> Iterator[None]:
     """Within this context weights that ZeRO-3 has cut into shards are whole."""
     if not any(hasattr(weight, "ds_id") for weight in weights):
         yield

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..records import Rollout
+from ..vllm_on_cpu import keep_plain_weights
 from .queued import QueuedSampler
 from .request import EngineLost, Request
 from .vllm_requests import rollouts_of, sampling_params, settings
@@ -61,7 +62,9 @@ class VllmSampler(QueuedSampler):
         self._sleeps = memory > SLEEPS_ABOVE and not current_platform.is_cpu()
         self._names = itertools.count()
         if current_platform.is_cpu():
-            from . import vllm_cpu  # noqa: F401  (its import keeps linear layers plain)
+            from vllm.model_executor.layers import utils
+
+            keep_plain_weights(utils)
         set_num_threads = torch.set_num_threads
         try:
             self._llm = LLMEngine.from_engine_args(

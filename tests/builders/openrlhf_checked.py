@@ -32,11 +32,17 @@ from exgrpo_orlhf.training.run import train
 os.environ.update(cpu.environment())
 cpu.install()
 
-from openrlhf.trainer.ray import vllm_engine  # noqa: E402  (after install)
-
-from exgrpo_orlhf.doctor import actors  # noqa: E402
-from exgrpo_orlhf.engines.openrlhf import driver, trainer  # noqa: E402
+from exgrpo_orlhf.doctor import actors  # noqa: E402  (after install)
+from exgrpo_orlhf.engines.openrlhf import driver, trainer, weight_sync  # noqa: E402
 from exgrpo_orlhf.replay import snapshot  # noqa: E402
+
+
+class CheckedActor(actors.DoctorActor):
+    """Its weights go to vLLM in many buckets; a few parameters are larger than one."""
+
+    def broadcast_to_vllm(self):
+        weight_sync.BUCKET = 5000  # bytes
+        super().broadcast_to_vllm()
 
 
 class CheckedTrainer(trainer.MixedTrainer):
@@ -121,8 +127,7 @@ class CheckedTrainer(trainer.MixedTrainer):
 def main() -> int:
     run, resume, *words = sys.argv[1:]
     files, bindings = ([word for word in words if word.endswith(".gin") == named] for named in (True, False))
-    driver.CLASSES = (actors.DoctorActor, CheckedTrainer)
-    vllm_engine.RolloutRayActor = actors.rollout_actor(cpu_bench=True)
+    driver.CLASSES = (CheckedActor, CheckedTrainer, actors.DoctorEngine)
     experiment = config.load(["toy.gin", *files, "engines/openrlhf_cpu.gin"], bindings)
     try:
         outcome = train(experiment, Path(run), resume=resume == "1", tracking_uri="unused", tags={})

@@ -218,3 +218,26 @@ def test_what_would_go_wrong_later_is_named(dry_run, raw_model, tmp_path):
     assert (done.returncode, errors) == (0, [])
     assert lines["answer"] == f"1 to the first question; graded by 'function' ({tmp_path}/reward.py:right)"
     assert "FEWER than train.questions_per_step = " in done.stdout
+
+
+def test_the_local_engine_on_a_gpu_has_hours_that_say_on_which_card_their_figures_were_measured(
+    dry_run, big_model, tmp_path
+):
+    """8 questions × 8 rows of 100 + 100 tokens, without replay."""
+    bindings = [*paper_run(big_model, questions_file(tmp_path)), "train.questions_per_step = 8"]
+    bindings += ["MAX_RESPONSE_TOKENS = 100", "Prompts.max_tokens = 100", "LocalEngine.generation_rows = 32"]
+    update = 64 * 6 * 7.6156e9 * 200 / (0.11 * 989e12)
+    vllm = 4000 * 7.62e9 / 7.6156e9  # tokens a second
+    for sampler, speed, said in (
+        ("loop", 46 * 32, "the loop's tokens measured"),
+        ("vllm", vllm, "vLLM's tokens assumed"),
+    ):
+        more = ["ReplayMixer.rho = 0.0", f"LocalEngine.sampler = {sampler!r}"]
+        _, lines, _ = dry_run(["base.gin", "engines/local_gpu.gin"], [*bindings, *more])
+        seconds = 1.1 * (64 * 100 / speed + update)
+        assert lines["time"] == (
+            f"estimated for one H200, from another model's update, {said}: {seconds:.0f} s a step, "
+            f"{700 * seconds / 3600:.0f} h a run"
+        )
+    _, lines, _ = dry_run(["base.gin", "engines/local_cpu.gin"], bindings)
+    assert "time" not in lines

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -100,10 +99,8 @@ class TorchEngine(Engine):
     def _choose_sampler(self, tokens: int) -> None:
         """tokens: of prompt and response together, at most. Raises ValueError for a model or device that the sampler
         cannot use, and EngineLost if vLLM cannot start."""
-        settings, kind = self.settings, self.settings.sampler
-        if kind == "auto":
-            kind = "vllm" if self.device.type == "cuda" and find_spec("vllm") else "loop"
-        if kind == "loop":
+        settings = self.settings
+        if not settings.samples_by_vllm(self.device.type):
             check_rows(self.model, self.pad, turns=self.player is not None)
             return
         if self.device.index:

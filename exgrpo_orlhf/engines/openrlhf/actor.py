@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import deepspeed
 import numpy as np
 import torch
 from openrlhf.models import Actor
@@ -33,6 +32,7 @@ from ..lora import FOLDER, Adapter
 from ..model import mixing_of_rows, response_stats
 from ..rows import ForwardRow, padded
 from ..schedule import scheduler
+from . import packed_attention, weight_sync
 from .gradient_guard import GradientGuard
 from .policy_loss import MixedLoss
 
@@ -82,18 +82,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
         return {**status, "num_action_tokens": max(status["num_action_tokens"], 1.0)}
 
     def broadcast_to_vllm(self) -> None:
-        """OpenRLHF sends what `named_parameters` names, each as it is within GatheredParameters. With LoRA these are
-        the merged weights, one after the other, under the names of the base model: vLLM knows no others (OpenRLHF's
-        issue 991)."""
-        adapter = self.actor.adapter
-        if adapter is None:
-            super().broadcast_to_vllm()
-            return
-        named = adapter.base_parameters()
-        with (
-            patch.object(adapter.model, "named_parameters", lambda: named),
-            patch.object(deepspeed.zero, "GatheredParameters", lambda one, enabled: adapter.merged_weight(*one)),
-        ):
+        with weight_sync.in_buckets(self.actor.model.module, self.actor.adapter):
             super().broadcast_to_vllm()
 
     def _record(self, experience: Any) -> None:
@@ -149,9 +138,9 @@ class MixedActor(Actor):  # type: ignore[misc]
         targets = sequences.roll(-1, dims=1)[predicts]
         positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
         mask: torch.Tensor | None = attention_mask
-        inside = predicts
+        inside, lengths = predicts, {}
         if self.packing_samples:  # all rows in one; rows are kept apart by positions that begin again at 0
-            real, mask = attention_mask.bool(), None
+            real, mask, lengths = attention_mask.bool(), None, packed_attention.lengths_of(attention_mask)
             sequences, positions, inside = (x[real][None] for x in (sequences, positions, predicts))
         head = self.model.module.get_output_embeddings()  # of the model inside DeepSpeed's engine
 
@@ -161,7 +150,7 @@ class MixedActor(Actor):  # type: ignore[misc]
 
         head.forward = stats
         try:
-            output = self.model(sequences, attention_mask=mask, position_ids=positions, use_cache=False)
+            output = self.model(sequences, attention_mask=mask, position_ids=positions, use_cache=False, **lengths)
         finally:
             del head.forward
         values = output["logits"]  # what `stats` returned

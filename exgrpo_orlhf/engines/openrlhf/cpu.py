@@ -2,10 +2,9 @@
 
 OpenRLHF's own code runs. `install` replaces the few things under it that need CUDA:
 
-- `openrlhf.models.ring_attn_utils` imports flash_attn. This module takes its place and packs with torch. flash_attn
-  itself must stay absent, because transformers would try to use it.
+- `openrlhf.models.ring_attn_utils` imports flash_attn: packed_attention.py takes its place.
 - `torch.cuda.current_device` and three more functions are called unconditionally in the middle of long methods.
-- Weights go from actor to vLLM by NCCL. Gloo takes its place here, in `cpu_worker` and in FLAGS.
+- Weights go from actor to vLLM by NCCL. Gloo takes its place here and in FLAGS.
 - DeepSpeed compiles kernels for Adam and for shared memory, which takes two minutes. Torch's AdamW needs neither.
 - ZeRO-3 gathers parameters one at a time.
 
@@ -14,16 +13,16 @@ Not supported: ring attention, fp16, 4 bit, vLLM's sleep mode.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from ...vllm_on_cpu import keep_plain_weights
+from . import packed_attention
+from .after_import import AfterImport
 
 # These override OpenRLHF's flags of a run.
 FLAGS: dict[str, str | bool] = {
@@ -33,7 +32,6 @@ FLAGS: dict[str, str | bool] = {
     "ds.param_dtype": "bf16",  # vLLM's engine is bfloat16 in OpenRLHF
 }
 
-_RING_ATTENTION = "openrlhf.models.ring_attn_utils"
 _KV_CACHE_BYTES = 64 * 2**20  # vLLM would take 95 % of the machine's memory, OpenRLHF's gpu_memory_utilization
 
 
@@ -59,78 +57,20 @@ def install() -> None:
     Call it in the driver before OpenRLHF is imported, and in all workers as runtime_env["worker_process_setup_hook"].
     A module is changed when it is imported, so a worker does not import modules that it does not use.
     """
-    if torch.cuda.is_available() or _RING_ATTENTION in sys.modules:
+    if torch.cuda.is_available() or torch.cuda.synchronize is _CUDA_CALLS["synchronize"]:
         return
-    substitutions = _AfterImport(
+    packed_attention.install()
+    substitutions = AfterImport(
         {
             "openrlhf.utils.deepspeed.deepspeed": _train_without_compiled_kernels,
-            "openrlhf.utils.distributed_util": _send_weights_over_gloo,
+            "openrlhf.utils.distributed_util": lambda it: setattr(it, "stateless_init_process_group", _GlooGroup),
             "openrlhf.trainer.ray.vllm_engine": _generate_on_cpu,
+            "vllm.model_executor.layers.utils": keep_plain_weights,
         }
     )
     sys.meta_path.insert(0, substitutions)
-    sys.modules[_RING_ATTENTION] = sys.modules[__name__]  # it has all that OpenRLHF imports from there
     for name, call in _CUDA_CALLS.items():
         setattr(torch.cuda, name, call)
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function with a module right after the module's first import."""
-
-    def __init__(self, functions: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._pending = functions
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._pending:
-            return None
-        function = self._pending.pop(fullname)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        assert spec is not None
-        assert spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def execute_then_call(module: ModuleType) -> None:
-            execute(module)
-            function(module)
-
-        spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
-        return spec
-
-
-def unpad_and_slice_tensor(
-    sequences: torch.Tensor, attention_mask: torch.Tensor, ring_attn_group: None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]:
-    """Packs padded rows (B, S) into one row of their T real tokens, as OpenRLHF's function of this name does.
-
-    Returns tokens, position ids and labels (each (1, T)), 0 as the number of tokens of ring padding, and the positions
-    (T,) of the tokens among the B·S. Position ids restart at 0 with each sequence: by this transformers, called without
-    an attention mask, keeps the sequences apart. The label of a token is the next one in its padded row.
-    """
-    if ring_attn_group is not None:
-        raise ValueError("ring attention needs flash_attn")
-    places = attention_mask.flatten().nonzero().flatten()  # (T,)
-    positions = attention_mask.long().cumsum(dim=-1) - 1  # (B, S)
-    labels = sequences.roll(-1, dims=1)  # (B, S)
-    tokens, positions, labels = (x.flatten()[places].unsqueeze(0) for x in (sequences, positions, labels))
-    return tokens, positions, labels, 0, places
-
-
-def gather_and_pad_tensor(
-    tensor: torch.Tensor, ring_attn_group: None, ring_attn_pad_len: int, indices: torch.Tensor, batch: int, seqlen: int
-) -> torch.Tensor:
-    """The inverse: values (1, T, …) of packed tokens as (batch, seqlen, …), zero at padding."""
-    rest = tensor.shape[2:]
-    return tensor.new_zeros(batch * seqlen, *rest).index_copy(0, indices, tensor[0]).view(batch, seqlen, *rest)
-
-
-def get_ring_attn_group() -> None:
-    """There is none."""
-
-
-def set_ring_attn_group(group: object) -> None:
-    raise ValueError("--ds.ring_attn_size above 1 needs flash_attn")
 
 
 class _CpuDevice(str):
@@ -172,13 +112,16 @@ def _train_without_compiled_kernels(module: Any) -> None:
     strategy.get_ds_train_config, strategy.moving_average = with_torch_adam, on_cpu
 
 
-def _send_weights_over_gloo(module: Any) -> None:
-    def group(*args: Any) -> Any:
-        from .cpu_worker import GlooGroup  # this imports vLLM, in the actor's rank 0 only
+class _GlooGroup:
+    """Of the actor's rank 0 and all vLLM workers, with the one method of PyNccl's communicator that is called."""
 
-        return GlooGroup(*args)
+    def __init__(self, host: str, port: int, rank: int, world_size: int, device: object) -> None:
+        from vllm.distributed.utils import stateless_init_torch_distributed_process_group  # in the actor's rank 0 only
 
-    module.stateless_init_process_group = group
+        self._group: Any = stateless_init_torch_distributed_process_group(host, port, rank, world_size, backend="gloo")
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: object = None) -> None:
+        self._group.broadcast(tensor, src).wait()
 
 
 def _generate_on_cpu(module: Any) -> None:
@@ -187,10 +130,9 @@ def _generate_on_cpu(module: Any) -> None:
     base: Any = module.RolloutRayActor.__ray_metadata__.modified_class
 
     class CpuRolloutRayActor(base):  # type: ignore[misc]
-        """OpenRLHF's vLLM actor with this project's worker extension and a bounded KV cache."""
+        """OpenRLHF's vLLM actor with a bounded KV cache."""
 
         async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
-            kwargs["worker_extension_cls"] = "exgrpo_orlhf.engines.openrlhf.cpu_worker.CpuWorkerWrap"
             kwargs["kv_cache_memory_bytes"] = _KV_CACHE_BYTES
             await super().__init__(*args, **kwargs)
 

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from openrlhf.cli import train_ppo_ray
 from openrlhf.trainer import ppo_trainer
+from openrlhf.trainer.ray import vllm_engine
 from ray._private import state as ray_state
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError, RayTaskError
@@ -25,24 +26,27 @@ from ...sampling import EngineLost
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ..job import Job
-from . import cpu
+from . import cpu, packed_attention
 from .actor import MixedPolicyActor
 from .output import Output
 from .trainer import MixedTrainer, StopFile
+from .weight_sync import VllmEngine
 from .worker_environment import for_cpu_adam, forwarded, not_forwarded, ray_address, without_job_env
 
 log = logging.getLogger(__name__)
 _LOG_LINES = 20
 _POLL_SECONDS = 1.0
-CLASSES: tuple[type, type] = (MixedPolicyActor, MixedTrainer)
+CLASSES: tuple[type, type, type] = (MixedPolicyActor, MixedTrainer, VllmEngine)
 _PATIENCE = 30.0  # seconds to wait for an orderly end
 
 
-def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type, type], output: Output | None) -> None:
+def drive(
+    job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type, type, type], output: Output | None
+) -> None:
     """Trains. Raises EngineLost, or the error that ended the training loop.
 
-    gpus: number that the layout needs; classes: of the policy actors and of the trainer; output: takes what the actors
-        print, which else is printed
+    gpus: number that the layout needs; classes: of the policy actors, the trainer and the vLLM engines; output: takes
+        what the actors print, which else is printed
     """
     settings = job.experiment.openrlhf
     assert settings is not None
@@ -62,6 +66,7 @@ def drive(job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type
                 own = {"env_vars": threads} if threads else None  # Ray merges it over the run's
                 train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=own)(classes[0])
                 ppo_trainer.PPOTrainer = ray.remote(classes[1])
+                vllm_engine.RolloutRayActor = ray.remote(classes[2])
                 train_ppo_ray.train(args)
         except RayTaskError as error:
             if watch.reason:
@@ -92,7 +97,9 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
     runtime: dict[str, Any] = {}
     if settings.cpu_bench:
         environment |= cpu.environment()
-        runtime["worker_process_setup_hook"] = "exgrpo_orlhf.engines.openrlhf.cpu.install"
+        runtime["worker_process_setup_hook"] = f"{cpu.__name__}.install"
+    elif packed_attention.is_needed():
+        runtime["worker_process_setup_hook"] = f"{packed_attention.__name__}.install"
     runtime["env_vars"] = without_job_env(environment, os.environ)
     address = ray_address(settings.ray_address, os.environ)
     started: dict[str, Any] = {"address": address}

@@ -38,7 +38,7 @@ from ...stopping import StopRequest
 from ..job import Job
 from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
-from . import cpu, memory
+from . import cpu, memory, packed_attention
 from . import flags as openrlhf_flags
 from .worker_environment import wrong_arch_list
 
@@ -62,15 +62,15 @@ def launch(
     *,
     resume: bool,
     resume_from: str | None = None,
-    classes: Callable[[Any], tuple[type, type]] | None = None,
+    classes: Callable[[Any], tuple[type, type, type]] | None = None,
     logs: Path | None = None,
 ) -> Outcome:
     """Trains with OpenRLHF. Raises LaunchError, EngineLost, and the errors of the training loop.
 
     Args:
         resume_from: the name of an older checkpoint to resume from
-        classes: takes OpenRLHF's arguments and returns the classes of the policy actors and of the trainer; called
-            when OpenRLHF can be imported. None: MixedPolicyActor and MixedTrainer
+        classes: takes OpenRLHF's arguments and returns the classes of the policy actors, the trainer and the vLLM
+            engines; called when OpenRLHF can be imported. None: MixedPolicyActor, MixedTrainer, VllmEngine
         logs: folder for what OpenRLHF, Ray, DeepSpeed and vLLM print; None: it is printed
     """
     experiment, run, settings = job.experiment, job.run.absolute(), job.experiment.openrlhf
@@ -132,6 +132,8 @@ def prepare(settings: OpenRLHF) -> None:
             "train.engine = 'openrlhf' needs GPUs, and torch sees none here: give the cluster's address "
             "(OpenRLHF.ray_address), use the local engine, or gin/engines/openrlhf_cpu.gin to test the engine itself"
         )
+    elif packed_attention.is_needed():
+        packed_attention.install()
 
 
 class _Parsed(Exception):
@@ -176,6 +178,9 @@ def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool)
         log.warning("OpenRLHF: %s", message)
     if settings.cpu_bench:  # OpenRLHF's checks switch flash attention on with packing
         args.ds.attn_implementation = cpu.FLAGS["ds.attn_implementation"]
+    elif args.ds.attn_implementation == "flash_attention_2" and packed_attention.is_needed():
+        args.ds.attn_implementation = packed_attention.ATTENTION if args.ds.packing_samples else "sdpa"
+        log.info("flash-attn is not installed: attention is computed by %s", args.ds.attn_implementation)
     return args
 
 

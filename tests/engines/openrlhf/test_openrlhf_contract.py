@@ -56,6 +56,18 @@ CONTRACT = [
     (TRAIN, "ray.get(ppo_trainer.fit.remote()) | ray.get(actor_model.async_save_model())"),
     (TRAIN, "assert ( args.actor.num_nodes == args.ref.num_nodes"),
     (f"{VLLM}:create_vllm_engines", 'RolloutRayActor.options( | "max_logprobs"] = 1 | "dtype": "bfloat16"'),
+    # weight_sync.py
+    (f"{VLLM}:create_vllm_engines", '"worker_extension_cls": "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap"'),
+    (f"{VLLM}:RolloutRayActor.update_weight", '"update_weight", args=(name, dtype, shape, empty_cache)'),
+    (f"{VLLM}:RolloutRayActor.update_weight_cuda_ipc", "args=(name, dtype, shape, ipc_handles, empty_cache)"),
+    ("openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.update_weight_cuda_ipc", "list_args[6] = device_id"),
+    ("openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.init_process_group", "self._model_update_group = group_name"),
+    (f"{STEPS}.__init__", "self.use_cuda_ipc = | self._init_vllm_sync_group(backend)"),
+    (f"{STEPS}._init_vllm_sync_group", "self._model_update_group = group_name | 0, world_size, torch.cuda"),
+    (f"{STEPS}.broadcast_to_vllm", "model = self.actor.model.module | for n, p in model.named_parameters() if p.req"),
+    (f"{STEPS}.broadcast_to_vllm", "self._model_update_group.broadcast(param.data, src=0, stream="),
+    (f"{STEPS}.broadcast_to_vllm", "deepspeed.zero.GatheredParameters([param], enabled= | weight = param.data.clone()"),
+    # driver.py
     (f"{RAY_STATE}._gen_actor_info", '"ActorClassName": | "JobID": binary_to_hex( | "State": | "EndTime":'),
     (f"{RAY_STATE}._gen_actor_info", '"ActorID": binary_to_hex( | "Pid":'),
     ("ray:kill", "worker.core_worker.kill_actor(actor._ray_actor_id, no_restart)"),

@@ -17,6 +17,7 @@ import openrlhf_on_cpu  # noqa: F401
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import torch
 from run_builders import (
     BUILDERS,
     ROOT,
@@ -29,7 +30,7 @@ from run_builders import (
     small_bindings,
     wait_until,
 )
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from exgrpo_orlhf import checkpoints, initial_buffer
 from exgrpo_orlhf.checkpoints import manifest
@@ -88,6 +89,17 @@ def of_session(process: subprocess.Popen) -> list[psutil.Process]:
         except psutil.Error:  # has ended, or belongs to another user
             continue
     return processes
+
+
+def untied(model: Path, folder: Path) -> Path:
+    """A copy whose output layer no longer shares the embedding's weights, which it starts with."""
+    shutil.copytree(model, folder)
+    copy = AutoModelForCausalLM.from_pretrained(model)
+    copy.config.tie_word_embeddings = False
+    copy.lm_head.weight = torch.nn.Parameter(copy.lm_head.weight.detach().clone())
+    copy.save_pretrained(folder)
+    assert "lm_head.weight" in dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
+    return folder
 
 
 def seen(run: Path, what: str) -> list:
@@ -153,8 +165,9 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
 def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_entropy_and_episodes(
     warm_model, tmp_path
 ):
-    """The trainer's log-probs of the policy's tokens are vLLM's: an environment's tokens are where they were."""
-    run = tmp_path / "run"
+    """The trainer's log-probs of the policy's tokens are vLLM's: an environment's tokens are where they were. The
+    output layer has weights of its own, which vLLM gets too."""
+    run, model = tmp_path / "run", untied(warm_model, tmp_path / "model")
     flags = {
         "actor.num_gpus_per_node": 2,
         "ref.num_gpus_per_node": 2,
@@ -179,7 +192,7 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
     more += ("MAX_RESPONSE_TOKENS = 60",)
     more += ("ReplayMixer.fresh_beside = 1", "train.best_metric = 'eval/validation/avg_at_3'")
     sampled = ("Evaluation.samples = 3", "Evaluation.temperature = 0.7", "Evaluation.top_p = 0.9")
-    finish(start(run, False, *bindings(warm_model, *more, *sampled, **flags)), run)
+    finish(start(run, False, *bindings(model, *more, *sampled, **flags)), run)
     done = assert_trained(run, 6)
     assert_every_sync_arrived(run, 6)
     updates = seen(run, "update")
@@ -232,7 +245,7 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
     arguments = bindings(warm_model, *more)
     log = finish(start(run, False, *arguments), run, 1)
     error = log[log.rindex("error: ") :]
-    assert all(part in error for part in ("EngineLost: ", "RolloutRayActor (process", "died", "last log lines of"))
+    assert all(part in error for part in ("EngineLost: ", "DoctorEngine (process", "died", "last log lines of"))
     assert seen(run, "killed") == [True], "the engine was generating"
     assert set(checkpoints.find(run)) == {3}
     newest = run / "checkpoint-3"
