@@ -1,4 +1,4 @@
-"""What vLLM on a CPU must be told before it builds a model whose weights will change. Imports nothing of vLLM itself."""
+"""What vLLM on a CPU must be told before it builds a model whose weights will change. It imports nothing of vLLM."""
 
 from __future__ import annotations
 

@@ -246,9 +246,8 @@ def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[
             step, _ = hours.step_of(experiment, count[0], hours.CARDS["H100"])
             run_hours = f"{duration(step)} a step, {experiment.settings.steps * step / 3600:.0f} h a run"
             sampled = "vLLM's tokens assumed" if local.samples_by_vllm("cuda") else "the loop's tokens measured"
-            print(
-                f"time        estimated for one {hours.MEASURED_ON}, from another model's update, {sampled}: {run_hours}"
-            )
+            basis = f"estimated for one {hours.MEASURED_ON}, from another model's update, {sampled}"
+            print(f"time        {basis}: {run_hours}")
     else:
         card, checkpoint = hours.CARDS[settings.gpu], memory.checkpoint_bytes(*count)
         sums = memory.memory_of(experiment, config, card.memory)

@@ -129,8 +129,9 @@ class OneCall:
 
         # Keys are gathered in float32, in which the gradients of a prompt's copies are added up.
         key, value = (x.float().index_select(0, self.places).to(query.dtype) for x in (key, value))
+        lengths: Any = (*self.ends, *self.longest)
         causal: Any = {"window_size": (-1, 0), "enable_gqa": True}  # a span's last query sees its last key
-        return varlen_attn(query, key, value, *self.ends, *self.longest, scale=scaling, **causal)
+        return varlen_attn(query, key, value, *lengths, scale=scaling, **causal)
 
 
 class Packed:
