@@ -17,6 +17,7 @@ from .request import EngineLost, Request, ServedRollout
 from .stream import StreamSampler
 
 _SEEDS = 2**31  # seeds below this are accepted by all servers
+_PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 _TIMEOUT = 600.0  # seconds for one response
 _RETRIES = 5  # further attempts after the first
 _LONGEST_WAIT = 60.0  # seconds before a further attempt, unless the server asks for more
@@ -29,8 +30,8 @@ class ServerSampler(StreamSampler):
     adds no second begin token. It must serve the model of the tokenizer that made them; its count of prompt tokens is
     checked. 'chat' sends the messages, and the server applies its own template.
 
-    The protocol has no top-k and no repetition penalty. A server that takes such defaults from the model's generation
-    config must be told not to (vLLM: --generation-config vllm).
+    Penalties of 0 are sent, and to vLLM and SGLang also that there is no top-k, min-p and repetition penalty, which the
+    protocol lacks: else they come from the model's generation config. Another server must be set up without them.
     """
 
     reproducible = (
@@ -53,6 +54,7 @@ class ServerSampler(StreamSampler):
         except httpx.InvalidURL as error:
             raise EngineLost(f"--base-url is no address: {error}") from error
         self._where = str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url  # without user and password
+        self._filters: dict[str, float] = _PENALTIES
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._client = httpx.AsyncClient(
             headers=self._headers,
@@ -72,16 +74,18 @@ class ServerSampler(StreamSampler):
         if answer.status_code != 200:
             raise self._refusal(answer)
         try:
-            names = [str(model["id"]) for model in answer.json()["data"]]
+            models = {str(model["id"]): model for model in answer.json()["data"]}
         except (ValueError, KeyError, TypeError) as error:
             raise EngineLost(f"{self._where}/models gave no list of models: {answer.text[:300]!r}") from error
-        if self.model not in names:
-            near = ", ".join(difflib.get_close_matches(self.model, names, n=5, cutoff=0.3) or sorted(names)[:5])
-            raise EngineLost(f"{self._where} does not serve {self.model!r}; nearest of {len(names)}: {near}")
+        if self.model not in models:
+            near = ", ".join(difflib.get_close_matches(self.model, models, n=5, cutoff=0.3) or sorted(models)[:5])
+            raise EngineLost(f"{self._where} does not serve {self.model!r}; nearest of {len(models)}: {near}")
+        if models[self.model].get("owned_by") in ("vllm", "sglang"):
+            self._filters = {**_PENALTIES, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
     async def _answer(self, request: Request, seed: int) -> Rollout:
         body = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p")}
-        body |= {"model": self.model, "seed": seed % _SEEDS}
+        body |= {"model": self.model, "seed": seed % _SEEDS, **self._filters}
         if self.api == "completions":
             return self._response(request, await self._post("/completions", body | {"prompt": [*request.prompt_ids]}))
         messages = [{"role": role, "content": content} for role, content in request.messages]
@@ -155,7 +159,7 @@ class ServerSampler(StreamSampler):
             "api": self.api,
             "concurrency": self.at_once,
             "seed": f"of each response, modulo {_SEEDS}",
-            "top_k, penalties": "not sent: as the server is set up",
+            "filters": self._filters,
         }
 
     def close(self) -> None:

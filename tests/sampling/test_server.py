@@ -144,9 +144,23 @@ def test_every_request_is_answered_once_but_those_done(api):
             turns = [("system", "be brief"), ("user", f"question {number(body)}")]
             assert path == "/v1/chat/completions"
             assert body["messages"] == [{"role": role, "content": content} for role, content in turns]
+        assert body.items() >= {"presence_penalty": 0, "frequency_penalty": 0}.items()
+        assert "top_k" not in body, "which is not of the protocol"
     seeds = {body["seed"] for *_, body in server.requests}
     assert len(seeds) == len(server.requests) == 28
     assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang"])
+def test_a_server_that_knows_more_filters_is_told_that_there_are_none(owner):
+    """Else they are those of the model's generation config."""
+    with serving(lambda _, body, __: completion(body)) as server, client(server.url) as engine:
+        server.models = (200, {}, {"data": [{"id": "tiny", "owned_by": owner}]})
+        engine.check()
+        all_responses(engine, requests(2))
+        none = {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+        assert all(body.items() >= none.items() for *_, body in server.requests)
+        assert engine.describe()["filters"] == none
 
 
 def test_finished_responses_come_out_while_the_rest_is_generated():
@@ -297,7 +311,6 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(port)]
     command += ["--host", "127.0.0.1", "--served-model-name", "tiny", "--dtype", "float32"]
-    command += ["--generation-config", "vllm"]
     quick = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if not torch.cuda.is_available():
         command += ["--enforce-eager", "--no-enable-chunked-prefill", "--kv-cache-memory-bytes", str(2**26)]
