@@ -72,16 +72,10 @@ class Experiment:
     base: str | None = None
 
     def __post_init__(self) -> None:
-        require(
-            not self.mixer.only_sound or self.verifier.checks_reasoning,
-            "ReplayMixer.only_sound needs a verifier that checks the reasoning ('modular_chain', "
-            f"'chain_steps', 'word_problem'); Verifier.kind is {self.verifier.kind!r}",
-        )
         graded_there = self.environment.path is not None and self.environment.reward == "environment"
         require(
-            not graded_there or (not self.mixer.only_sound and self.verifier.format is None),
-            "ReplayMixer.only_sound and Verifier.format need Environment.reward = 'verifier': an environment's grade "
-            "knows neither",
+            not graded_there or self.verifier.format is None,
+            "Verifier.format needs Environment.reward = 'verifier': an environment's grade knows no format",
         )
         require(
             self.environment.path is None or not str(self.experience or "").endswith(".jsonl"),

@@ -77,7 +77,8 @@ def settings_of_runs(document: Document) -> dict[str, tuple[str | None, dict[str
     for part in document.parts():
         if part in combined.PARTS:
             baseline, names = combined.PARTS[part]
-            words = {name: suite(of).variants[there] for of, here in names.items() for name, there in here.items()}
+            suites = {of: suite(of).variants for of in names if of not in combined.KEPT}
+            words = {name: suites[of][there] for of in suites for name, there in names[of].items()}
         else:
             baseline, words = suite(part).baseline, suite(part).variants
         settings[part] = (

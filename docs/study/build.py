@@ -63,7 +63,6 @@ PARTS = {
     "study_rare_others": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_weak_tuned": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_weak_controls": (GREEDY, SIGNAL, LUCK[0]),
-    "study_weak_sound": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_ahead_quickstart": (GREEDY,),
     "study_ahead_rare": (GREEDY,),
 }

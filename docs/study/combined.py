@@ -87,7 +87,7 @@ PARTS = {
         },
     ),
 }
-KEPT = ("study_countdown",)  # figures of a suite whose task is not in the package
+KEPT = ("study_countdown", "study_weak_sound")  # figures of suites whose task or option is not in the package
 PICTURES = ("study_rare_same_rate",)  # shown in docs/study.md
 # Suites without the runs that theirs are to be compared with.
 COMPLETED = {

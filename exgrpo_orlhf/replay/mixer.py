@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
-from ..settings import Bound, Count, PositiveShare, Share, check, require
+from ..settings import Bound, Count, Share, check, require
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets, as_fraction
 from .sampling import QuestionSampler
@@ -94,10 +94,6 @@ class ReplayMixer:
     store_up_to: store successes only of groups whose accuracy, over their graded fresh rollouts, is at most this, in
         (0, 1]; 'one_success': only of groups with exactly one success, whatever K is (SU-01, arXiv 2605.13301); None:
         of every group (the paper). What is stored stays when its question is solved more often later.
-    max_pool_share: at most this share of the candidates, rounded down, is replayed in one step, in (0, 1]; None: no
-        bound. While the pool is small, ρ alone would replay the same few questions over and over.
-    only_sound: store only trajectories whose reasoning a checker has confirmed (`Grade.sound`): an oracle
-        for experiments on what lucky guesses cost, not a method, since real tasks have no such checker
     stores: 'successes', or, where rewards lie between 0 and 1, fresh rollouts whose reward is 'above_mean', the mean of
         their group's fresh rollouts
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
@@ -120,8 +116,6 @@ class ReplayMixer:
         fresh_beside: int | Literal["all", "unless_solved"] | None = None,
         late_injection: Literal["newest", "selected"] | None = None,
         store_up_to: float | Literal["one_success"] | None = None,
-        max_pool_share: PositiveShare | None = None,
-        only_sound: bool = False,
         stores: Literal["successes", "above_mean"] = "successes",
         collects: bool = True,
     ) -> None:
@@ -167,11 +161,10 @@ class ReplayMixer:
         self.late_injection, self.unless_solved = late_injection, fresh_beside == "unless_solved"
         self.rng = rng
         self.store_up_to = store_up_to if isinstance(store_up_to, str | None) else as_fraction(store_up_to)
-        self.max_pool_share = as_fraction(1 if max_pool_share is None else max_pool_share)
         self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
         self.rho_steps = 1 if rho_steps is None else rho_steps
         self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
-        self.collect_before_start, self.only_sound, self.collects = collect_before_start, only_sound, collects
+        self.collect_before_start, self.collects = collect_before_start, collects
         self.stores_above_mean = stores == "above_mean"
         self.started_at: int | None = 0 if start_at_accuracy is None else None
 
@@ -209,8 +202,7 @@ class ReplayMixer:
         """
         replayed: list[Question] = []
         if (rho := self.rho_at(step)) > 0:
-            # n = min(⌊ρB⌋, |E|)
-            n = min(int(rho * self.questions_per_step), int(self.max_pool_share * buffer.n_candidates))
+            n = min(int(rho * self.questions_per_step), buffer.n_candidates)  # min(⌊ρB⌋, |E|)
             buckets = self.buckets.adapted(buffer.candidates)
             ids = self.sampler.sample(buffer.candidates, n, self.group_size, buckets, self.rng, buffer.newest_step)
             replayed = [fresh.question(question_id) for question_id in ids]
@@ -316,7 +308,7 @@ class ReplayMixer:
                     continue
             elif not grade.correct:
                 continue
-            if rollout.finish == "stop" and (grade.sound or not self.only_sound):
+            if rollout.finish == "stop":
                 version = step if rollout.policy_step is None else rollout.policy_step
                 ids, sound = rollout.token_ids, grade.sound
                 trajectory = Trajectory(

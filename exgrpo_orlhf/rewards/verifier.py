@@ -203,11 +203,6 @@ class Verifier:
         penalties = [self.overlong_penalty(tokens, max_tokens) for tokens in lengths]
         return {} if self.overlong_share is None else {"reward/overlong_penalty": mean(penalties)}
 
-    @property
-    def checks_reasoning(self) -> bool:
-        """Whether grades tell if the reasoning of a correct response holds (`Grade.sound`)."""
-        return self.kind in _HERE and self.kind != "exact"
-
     def _as_answer(self, question: Question, response: str) -> Answer:
         """A gold is text where text is compared, a number as it is written; a user's own grader gets it as it is."""
         golds = [*question.answer] if isinstance(question.answer, tuple) else [question.answer]

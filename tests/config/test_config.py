@@ -277,11 +277,7 @@ BAD = [
         "ReplayMixer.collects = False\nReplayBuffer.max_age = 2\nWork.experience = 'a.jsonl'",
         "ReplayBuffer.max_age = 2 would empty",
     ),
-    ("ReplayMixer.only_sound = True\nVerifier.kind = 'exact'", "Verifier.kind is 'exact'"),
-    *(
-        (f"{binding}\nEnvironment.path = 'x.py'", "ReplayMixer.only_sound and Verifier.format need Environment.reward")
-        for binding in ("ReplayMixer.only_sound = True", "Verifier.format = 'boxed'")
-    ),
+    ("Verifier.format = 'boxed'\nEnvironment.path = 'x.py'", "Verifier.format needs Environment.reward = 'verifier'"),
     (
         "Work.experience = 'experts.jsonl'\nEnvironment.path = 'x.py'",
         "a text does not say which of its tokens are an environment's",

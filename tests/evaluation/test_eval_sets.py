@@ -65,7 +65,7 @@ def test_word_problems_are_the_held_out_ones_by_steps():
     validation = config.load(["smollm2.gin"]).validation
     assert isinstance(validation, WordProblems)
     assert not same_questions(validation.load(), made)
-    assert benchmark.grader(5.0, 1).checks_reasoning
+    assert benchmark.grader(5.0, 1).kind == "word_problem"
 
 
 def test_instructions_stand_below_the_question_unless_the_template_has_its_own(byte_model):

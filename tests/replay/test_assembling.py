@@ -1,7 +1,6 @@
 """Groups of K, or of fewer around a stored trajectory, and what is collected of them."""
 
 import itertools
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -156,22 +155,6 @@ def test_only_correct_finished_fresh_rollouts_are_collected_with_their_logprobs_
         assert kept.behaviour_logprobs.tobytes() == behaviour.tobytes()
         assert (kept.step, kept.reward, kept.finish) == (12, 1.0, "stop")
     assert [kept.sound for _, kept in collected] == [None, False, None]
-
-
-def test_an_oracle_stores_no_lucky_guess_and_lets_it_count_as_solved():
-    rollouts = (
-        rollout("correct", (1, 2), sound=False),
-        rollout("correct", (3,), sound=True),
-        rollout("correct", (4,), sound=None),
-        rollout("wrong", (5,)),
-    )
-    lucky = RolloutGroup(QUESTIONS[0], rollouts, planned_replay=False)
-    batch = assemble([lucky], {})
-    logprobs = [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()]
-    collected = mixer(only_sound=True).collect(batch, logprobs, 3)
-    assert [(question_id, t.token_ids.tolist()) for question_id, t in collected] == [(QUESTIONS[0].id, [3])]
-    assert lucky.accuracy == Fraction(3, 4)
-    assert len(mixer().collect(batch, logprobs, 3)) == 3
 
 
 def test_the_bound_looks_at_the_graded_fresh_rollouts_alone():

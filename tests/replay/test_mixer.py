@@ -147,41 +147,6 @@ def test_what_is_collected_and_retires_before_the_start(collect_before_start):
     assert QUESTIONS[2].id in buffer.records
 
 
-# -- a bound on the share of the pool ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("share", "stored", "replayed"),
-    [(0.05, 19, 0), (0.05, 20, 1), (0.3, 10, 3), (0.29, 10, 2), (0.5, 7, 3), (0.5, 20, 4), (1.0, 3, 3), (None, 3, 3)],
-)
-def test_at_most_a_share_of_the_pool_is_replayed_rounded_down(share, stored, replayed):
-    """ρ·B = 4 stays the other bound. T19: the share that is logged is that of what was replayed."""
-    bounded, buffer, fresh = mixer(8, max_pool_share=share), filled(stored), source()
-    before = bounded.rng.bit_generator.state
-    plan = bounded.plan(fresh, buffer, 5)
-    assert (plan.step, len(plan.replayed), len(plan.fresh)) == (5, replayed, 8 - replayed)
-    assert plan.metrics() == {"replay/actual_share": replayed / 8, "train/questions": 8}
-    assert replayed > 0 or bounded.rng.bit_generator.state == before
-
-
-def test_a_bound_that_never_binds_changes_no_draw():
-    runs = []
-    for share in (None, 1.0):
-        fresh, buffer, bounded = source(), ReplayBuffer(RetirementPolicy()), mixer(8, max_pool_share=share)
-        runs.append([ids_of(plan) for plan in train(bounded, fresh, buffer, 20)])
-        runs[-1].append(bounded.state_dict())
-    assert runs[0] == runs[1]
-
-
-def test_a_bounded_pool_is_never_worn_out_over_many_steps_of_short_groups():
-    fresh, buffer = source(), ReplayBuffer(RetirementPolicy(times_in_a_row=4))
-    bounded, pool, replayed = mixer(8, max_pool_share=0.1, fresh_beside=1), 0, 0
-    for plan in train(bounded, fresh, buffer, 60):
-        assert len(plan.replayed) <= pool / 10
-        pool, replayed = buffer.n_candidates, replayed + len(plan.replayed)
-    assert replayed > 20
-
-
 # -- many steps -------------------------------------------------------------------------------------------------------
 
 

@@ -172,7 +172,6 @@ OPTIONS = {
     ],
     "short": [
         "ReplayMixer.fresh_beside = 1",
-        "ReplayMixer.max_pool_share = 0.4",
         "ReplayBuffer.replays_unsolved = True",
         "RetirementPolicy.times_in_a_row = 2",
         "Optimizer.steps_per_batch = 2",
