@@ -19,12 +19,11 @@ def optimiser_steps(
     optimiser: torch.optim.Optimizer,
     schedule: Any,
     *,
-    first: int = 1,
     last: int,
     max_grad_norm: float,
     what: str,
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Take the optimiser steps first … last, counted from 1. Yields each when it is done, with its loss (before it),
+    """Take the optimiser steps 1 … last. Yields each when it is done, with its loss (before it),
     learning_rate and grad_norm (before clipping).
 
     Args:
@@ -36,7 +35,7 @@ def optimiser_steps(
     """
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     began = printed = time.monotonic()
-    for number in range(first, last + 1):
+    for number in range(1, last + 1):
         optimiser.zero_grad()
         loss = gradient(number)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
@@ -49,7 +48,7 @@ def optimiser_steps(
         schedule.step()
         now = time.monotonic()
         if now - printed > PRINT_EVERY:
-            left = (now - began) / (number - first + 1) * (last - number)
+            left = (now - began) / number * (last - number)
             print(f"{what}: step {number} of {last}, loss {loss:.3f}, {duration(left)} left", file=sys.stderr)
             printed = now
         yield number, {"loss": loss, "learning_rate": rate, "grad_norm": norm}

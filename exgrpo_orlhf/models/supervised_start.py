@@ -12,8 +12,8 @@ import hashlib
 import json
 import logging
 import shutil
-import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +41,10 @@ from ..settings import (
     require,
     require_reference,
 )
-from ..stopping import StopRequest
 from ..tracking.metrics_log import MetricsLog
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-    from .supervised_training import SupervisedTraining
 
 Example = tuple[Question, str]  # the response without end token
 CURVE = "supervised.jsonl"  # in the model's folder, in the form of metrics.jsonl
@@ -114,11 +111,10 @@ class SupervisedModel:
     weight_decay: of AdamW
     max_grad_norm: the gradient is clipped to this norm
     seed: decides the orders; apart from train.seed, so that runs with different seeds begin with the same model
-    save_every: optimiser steps between saved states, from which an interrupted training goes on
     cache: directory of finished models; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
     """
 
-    MAY_CHANGE = ("save_every", "cache")
+    MAY_CHANGE = ("cache",)
 
     model: Any
     examples: Any
@@ -133,7 +129,6 @@ class SupervisedModel:
     weight_decay: NotNegative = 0.0
     max_grad_norm: Positive = 1.0
     seed: Annotated[int, at_least(0)] = 0
-    save_every: Count = 50
     cache: str | None = None
 
     def __post_init__(self) -> None:
@@ -146,9 +141,8 @@ class SupervisedModel:
     def prepare(self) -> Path:
         """The folder of the finished model and its curve, which is made first unless the cache has it.
 
-        An interrupted training leaves its newest state in a folder beside, and the next call goes on there; on a CPU
-        with the same number of threads the result is bit-identical. Two processes at once make it once: the
-        second one waits. Ctrl-C, SIGTERM and SIGHUP finish the step, save and then end the program.
+        An interrupted training begins again; the folder has its name only when all of it is saved. Two processes at
+        once make it once: the second one waits.
 
         Raises FileNotFoundError, ValueError and ArithmeticError, each with the fix.
         """
@@ -158,7 +152,6 @@ class SupervisedModel:
         config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=False)
         prompts = PromptEncoder(self.prompts, tokenizer_file.load(base))
         folder = paths.cache(self.cache) / f"supervised-{self._key(base, config, examples, prompts)}"
-        work = folder.with_name(f"{folder.name}.unfinished")
         if not cache.has(folder):
             rows = encode(examples, prompts, self.sampling.max_response_tokens)
             lock = folder.with_name(f".{folder.name}.lock")  # it stays: one that is removed can be held twice
@@ -172,11 +165,9 @@ class SupervisedModel:
                 _print("another process is making this model; waiting for it")
             with files.locked(lock):
                 if not cache.has(folder):
-                    work.mkdir(exist_ok=True)
-                    self._make(folder, work, base, rows, prompts)
+                    self._make(folder, base, rows, prompts)
                     gc.collect()
                     torch.cuda.empty_cache()  # the engine needs the memory
-        shutil.rmtree(work, ignore_errors=True)  # also what a process left that was killed just before this line
         return folder
 
     def _key(
@@ -203,8 +194,8 @@ class SupervisedModel:
         before = self.model.training_questions() if isinstance(self.model, SupervisedModel) else []
         return [*before, *(question for question, _ in self.examples.examples())]
 
-    def _make(self, folder: Path, work: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
-        """Train, in the folder `work`, then fill `folder`."""
+    def _make(self, folder: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
+        """Train, then fill `folder`."""
         from ..engines.local.placement import check as check_model
         from ..engines.local.placement import device_of, load
         from .supervised_training import SupervisedTraining
@@ -215,39 +206,18 @@ class SupervisedModel:
             model = load(base, device)
             check_model(model, base, self.prompts.max_tokens + self.sampling.max_response_tokens)
             training = SupervisedTraining(model, rows, self)
-            self._train(training, work)
-            with cache.making(folder) as unfinished:
-                model.save_pretrained(unfinished)
-                tokenizer_file.save(prompts.tokenizer, unfinished)
-                name_end_tokens(unfinished, prompts.turn_ends())
-                shutil.copy(work / CURVE, unfinished)
+            _print(f"{len(rows)} examples, {training.steps} steps of {self.batch_size} on {training.forward.device}")
+            with tempfile.TemporaryDirectory() as work:
+                curve = MetricsLog(Path(work) / CURVE)
+                for step, metrics in training.run():
+                    curve.append(step, metrics)
+                with cache.making(folder) as unfinished:
+                    model.save_pretrained(unfinished)
+                    tokenizer_file.save(prompts.tokenizer, unfinished)
+                    name_end_tokens(unfinished, prompts.turn_ends())
+                    shutil.copy(curve.path, unfinished)
         finally:
             torch.set_num_threads(threads)
-
-    def _train(self, training: "SupervisedTraining", work: Path) -> None:
-        """All steps from the newest state in `work`. A signal ends the program after it is saved."""
-        curve = MetricsLog(work / CURVE)
-        training.load(work)
-        curve.cut_back(training.done)
-        curve.warn_if_missing(range(1, training.done + 1))
-        _print(
-            f"{len(training.rows)} examples, {training.steps} steps of {self.batch_size} on {training.forward.device}"
-            + (f", going on after step {training.done}" if training.done else "")
-        )
-        with StopRequest("this step is finished and saved, then the program ends") as stop:
-            for step, metrics in training.run():
-                curve.append(step, metrics)
-                if stop.signal or (step % self.save_every == 0 and step < training.steps):
-                    curve.sync()
-                    training.save(work)
-                if stop.signal:
-                    break
-        if stop.signal:
-            _print(
-                f"stopped after step {training.done} of {training.steps}; the same command goes on from there ({work})"
-            )
-            signal.raise_signal(stop.signal)
-            raise KeyboardInterrupt  # where that signal is handled and does not end the program
 
 
 def encode(examples: Sequence[Example], prompts: PromptEncoder, max_response_tokens: int) -> list[ForwardRow]:

@@ -1,20 +1,17 @@
-"""Training on rows of prompt and response: batches, loss, optimiser, and the state to go on from."""
+"""Training on rows of prompt and response: batches, loss, optimiser."""
 
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from .. import cache
 from ..engines.local.forward import PolicyForward
 from ..engines.local.placement import Recomputing, dtype_of
 from ..engines.local.products import large_layers
@@ -24,14 +21,11 @@ from .optimiser_steps import optimiser_steps
 
 
 class SupervisedTraining:
-    """AdamW over float32 weights, in epochs over the rows.
-
-    done: optimiser steps so far
-    """
+    """AdamW over float32 weights, in epochs over the rows."""
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[ForwardRow], settings: Any) -> None:
         """settings: the `SupervisedModel`, whose module imports this one"""
-        self.model, self.rows, self.done, self._settings = model, rows, 0, settings
+        self.model, self.rows, self._settings = model, rows, settings
         self._steps_of_an_epoch = math.ceil(len(rows) / settings.batch_size)
         self.steps: int = settings.epochs * self._steps_of_an_epoch
         machine = settings.machine
@@ -70,53 +64,20 @@ class SupervisedTraining:
         return total
 
     def run(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """The steps that are left, each with its metrics. Raises ArithmeticError."""
-        of_steps = [[self.rows[i] for i in self.batch(step)] for step in range(1, self.done + 1)]
-        tokens = sum(len(row.response) for rows in of_steps for row in rows)
+        """All steps, each with its metrics. Raises ArithmeticError."""
+        tokens = 0
         began = time.perf_counter()
         for step, metrics in optimiser_steps(
             self.gradient,
             self._optimiser,
             self._schedule,
-            first=self.done + 1,
             last=self.steps,
             max_grad_norm=self._settings.max_grad_norm,
             what="supervised start",
         ):
-            self.done = step
             rows = [self.rows[i] for i in self.batch(step)]
             tokens += sum(len(row.response) for row in rows)
             speed = sum(map(len, rows)) / (time.perf_counter() - began)
             metrics |= {"tokens": tokens, "tokens_per_second": speed}
             yield step, {f"supervised/{name}": value for name, value in metrics.items()}
             began = time.perf_counter()
-
-    def save(self, folder: Path) -> None:
-        """The state after the last step, in a folder with a manifest, which takes the place of the last one."""
-        state = {
-            "done": self.done,
-            "model": self.model.state_dict(),
-            "optimiser": self._optimiser.state_dict(),
-            "schedule": self._schedule.state_dict(),
-        }
-        before = _states(folder)
-        with cache.making(folder / f"state-{self.done}") as unfinished:
-            torch.save(state, unfinished / "state.pt")
-        for old in before:
-            shutil.rmtree(old)
-
-    def load(self, folder: Path) -> None:
-        """Go on from the newest saved state, if there is one. One that is damaged is removed with a warning."""
-        path = next(filter(cache.has, _states(folder)), None)
-        if path is None:
-            return
-        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self._optimiser.load_state_dict(state["optimiser"])
-        self._schedule.load_state_dict(state["schedule"])
-        self.done = state["done"]
-
-
-def _states(folder: Path) -> list[Path]:
-    """The saved states, the newest first."""
-    return sorted(folder.glob("state-*"), key=lambda path: int(path.name.removeprefix("state-")), reverse=True)

@@ -1,4 +1,4 @@
-"""A supervised start: what is learnt, from which tokens, where it is kept, and how it goes on after an interruption."""
+"""A supervised start: what is learnt, from which tokens, where it is kept, and what an interruption leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf.engines.local.placement import load
 from exgrpo_orlhf.engines.rows import ForwardRow
-from exgrpo_orlhf.models import supervised_training
+from exgrpo_orlhf.models import supervised_start, supervised_training
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 from exgrpo_orlhf.models.supervised_start import CURVE, SupervisedModel
 from exgrpo_orlhf.models.supervised_training import SupervisedTraining
@@ -35,7 +35,7 @@ def supervised(base: Path, cache: Path, **more) -> SupervisedModel:
     """5 steps an epoch, two epochs."""
     settings = {"model": PretrainedModel(str(base)), "examples": CHAINS, "prompts": Prompts(max_tokens=16)}
     settings |= {"sampling": Sampling(max_response_tokens=24), "machine": CPU, "cache": str(cache)}
-    return SupervisedModel(**{**settings, "epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "save_every": 3, **more})
+    return SupervisedModel(**{**settings, "epochs": 2, "batch_size": 4, "learning_rate": 1e-3, **more})
 
 
 def rows_of(model: Path) -> list[ForwardRow]:
@@ -176,7 +176,7 @@ def test_the_name_says_what_makes_a_model_not_where_it_lies(raw_model, warm_mode
         (moved / path.name).write_bytes(path.read_bytes())
     (moved / CURVE).write_text("the curve of an earlier start is no part of a model")
     machine = replace(CPU, micro_batch_tokens=512, threads=2, gradient_checkpointing=True)
-    for same_model in (supervised(moved, tmp_path), supervised(moved, tmp_path, save_every=1, machine=machine)):
+    for same_model in (supervised(moved, tmp_path), supervised(moved, tmp_path, machine=machine)):
         assert key(same_model, monkeypatch) == made.name
     changes = [
         {"model": PretrainedModel(str(warm_model))},
@@ -189,9 +189,7 @@ def test_the_name_says_what_makes_a_model_not_where_it_lies(raw_model, warm_mode
 
 
 def test_a_finished_model_is_not_made_again(made, raw_model, monkeypatch):
-    """And what a process left that was killed at the very end is removed."""
     monkeypatch.setattr(SupervisedModel, "_make", lambda *_: pytest.fail("made again"))
-    made.with_name(f"{made.name}.unfinished").mkdir()
     assert supervised(raw_model, made.parent).prepare() == made
     assert [path.name for path in made.parent.iterdir() if not path.name.startswith(".")] == [made.name]
 
@@ -205,28 +203,24 @@ def test_bfloat16_computation_trains_float32_weights(raw_model, tmp_path):
 # -- interruptions ----------------------------------------------------------------------------------------------------
 
 
-def prepare_in(
-    cache: Path, model: Path, signal_at: int | None = None, hold: Path | None = None, number=signal.SIGKILL
-) -> None:
-    """What a process of its own does: make the model; it gets a signal after that step, or waits there for a file."""
-    # A process of the background has SIGINT ignored, and one in which Ray has run SIGTERM handled.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.SIG_DFL)
+def prepare_in(cache: Path, model: Path, kill_at: int | str | None = None, hold: Path | None = None) -> None:
+    """What a process of its own does: make the model; it is killed after that step, or waits there for a file."""
     # A forked process makes torch's thread pool anew at its first use: two threads at once then find none.
     torch.set_num_threads(1)
     run = SupervisedTraining.run
 
     def interrupted(training):
         for step, metrics in run(training):
-            if step == signal_at:
-                os.kill(os.getpid(), number)
+            if step == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
             if step == 2 and hold:
                 (cache / "held").touch()
                 wait_until(hold.exists)
             yield step, metrics
 
     SupervisedTraining.run = interrupted
+    if kill_at == "saving":  # the weights are written, and what the folder needs besides is not
+        supervised_start.name_end_tokens = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     supervised(model, cache).prepare()
 
 
@@ -239,14 +233,13 @@ def run_process(*arguments) -> multiprocessing.Process:
     return process
 
 
-def test_a_killed_start_goes_on_from_its_newest_state_to_the_same_bits(made, raw_model, tmp_path, capsys):
-    for kill_at in (2, 5, 8):  # states are saved after steps 3, 6 and 9
+def test_a_killed_start_leaves_no_model_and_begins_again_to_the_same_bits(made, raw_model, tmp_path):
+    for kill_at in (5, 10, "saving"):
         process = run_process(tmp_path, raw_model, kill_at)
         process.join()
         assert process.exitcode == -signal.SIGKILL
         assert not (tmp_path / made.name).exists()
     folder = supervised(raw_model, tmp_path).prepare()
-    assert "going on after step 6" in capsys.readouterr().err
     assert folder.name == made.name
     assert same(weights(folder), weights(made))
     assert curve(folder) == curve(made)
@@ -264,32 +257,6 @@ def test_two_processes_at_once_make_it_once(made, raw_model, tmp_path):
         process.join()
         assert process.exitcode == 0
     assert same(weights(tmp_path / made.name), weights(made))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_finishes_the_step_and_saves_it(made, raw_model, tmp_path, capfd, number):
-    """Then the process ends as if it had not waited: by an exception for Ctrl-C, by the signal for others."""
-    process = run_process(tmp_path, raw_model, 4, None, number)
-    process.join()
-    assert process.exitcode == (1 if number == signal.SIGINT else -number)
-    output = capfd.readouterr().err
-    assert "supervised start: stopped after step 4 of 10; the same command goes on from there" in output
-    assert ("KeyboardInterrupt" in output) == (number == signal.SIGINT)
-    folder = supervised(raw_model, tmp_path).prepare()
-    assert "going on after step 4" in capfd.readouterr().err
-    assert same(weights(folder), weights(made))
-
-
-def test_a_damaged_state_is_named_and_the_training_begins_again(made, raw_model, tmp_path, caplog, capsys):
-    run_process(tmp_path, raw_model, 5).join()
-    [state] = tmp_path.glob("*.unfinished/state-3/state.pt")
-    data = bytearray(state.read_bytes())
-    data[len(data) // 3] ^= 16  # of a weight
-    state.write_bytes(data)
-    folder = supervised(raw_model, tmp_path).prepare()
-    assert f"{state}: the content is not what was saved" in caplog.text
-    assert "going on" not in capsys.readouterr().err
-    assert same(weights(folder), weights(made))
 
 
 def test_progress_says_step_loss_and_time_left(raw_model, tmp_path, monkeypatch, capsys):

@@ -141,5 +141,5 @@ def test_the_operative_configuration_of_such_a_run_gives_it_again(sft, folder):
     again = config.load([sft / "config.gin"])
     assert again.params == config.load([sft / "config.gin"], ["train.steps = 0"]).params
     assert again.model.prepare() == next((folder / "cache").glob("supervised-*"))
-    assert config.may_change("SupervisedModel.save_every")
+    assert config.may_change("SupervisedModel.cache")
     assert not config.may_change("SupervisedModel.epochs")
