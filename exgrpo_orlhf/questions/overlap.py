@@ -1,11 +1,4 @@
-"""Finds test questions that a training set holds: the same text (text.py), or a run of 13 words in common.
-
-Texts are hashed, not compared pair by pair: every run of 13 words is one 64-bit number, so that comparing 46,000
-questions with 15,000 takes seconds. Two different runs share a number about once in 10^7 checks of that size.
-
-A run of words that more than 10 training questions share is a common phrase ("how many ways are there to choose …") or
-a template's instruction, and does not count. A question of fewer than 13 words is compared only by its whole text.
-"""
+"""Finds test questions that a training set holds too: the same text, however it is typeset (text.py)."""
 
 from __future__ import annotations
 
@@ -16,91 +9,47 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ..files import replacing
 from ..records import Question
 from .question_files import column_names, place_of, read_rows
 from .reading import read_prompt
-from .text import Prompt, normalised, plain_text, words
-
-WORDS = 13
-COMMON = 10  # training questions
+from .text import Prompt, normalised, plain_text
 
 
 @dataclass(frozen=True)
 class Hit:
     """A test question that the training set has too. Rows count from 0.
 
-    share: the share of its runs of 13 words that the training set has; 1 for the same text
-    question: how its text begins
+    train_row: the first of those with this text; question: how the test question's text begins
     """
 
     test_row: int
     train_row: int
-    kind: str  # 'exact' or '13-gram'
-    share: float
     question: str
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a training set and one test set have in common.
-
-    short: number of test questions with fewer than 13 words, which are compared only by their whole text
-    train_rows: the training rows that overlap with this test set, by either comparison
-    """
+    """What a training set and one test set have in common. train_rows: all training rows with a text of the test set"""
 
     questions: int
     hits: tuple[Hit, ...]
-    short: int
     train_rows: frozenset[int]
-
-    def count(self, kind: str) -> int:
-        return sum(hit.kind == kind for hit in self.hits)
 
 
 class TrainingTexts:
     """The training set, indexed once for any number of test sets."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
-        rows: dict[str, list[int]] = {}
+        self._rows: dict[str, list[int]] = {}
         for row, prompt in enumerate(prompts):
-            rows.setdefault(normalised(prompt), []).append(row)
-        # A repeated text counts once; otherwise a repeated question would be roles for a common phrase.
-        self._rows, self._same = rows, list(rows.values())
-        runs = [np.unique(_runs(prompts[same[0]])) for same in self._same]
-        owners = np.repeat(np.arange(len(runs)), [len(of_one) for of_one in runs])  # positions in _same
-        joined = np.concatenate([*runs, np.empty(0, np.int64)])
-        order = np.argsort(joined, kind="stable")
-        self._runs, self._owners = joined[order], owners[order]  # sorted by run, then by owner
-        self.common = int((np.unique(self._runs, return_counts=True)[1] > COMMON).sum())
+            self._rows.setdefault(normalised(prompt), []).append(row)
 
     def overlap(self, prompts: Sequence[Prompt]) -> Overlap:
         """Compare a test set's prompts with the training set."""
-        hits, train_rows, short = [], set[int](), 0
-        for row, prompt in enumerate(prompts):
-            runs = _runs(prompt)
-            first, last = (np.searchsorted(self._runs, runs, side) for side in ("left", "right"))
-            shared = (first < last) & (last - first <= COMMON)
-            owners = [self._owners[a:b] for a, b in zip(first[shared], last[shared], strict=True)]
-            train_rows.update(row for group in owners for owner in group for row in self._same[owner])
-            short += not len(runs)
-            same = self._rows.get(normalised(prompt))
-            start = plain_text(prompt)[:160]
-            if same:
-                train_rows.update(same)
-                hits.append(Hit(row, same[0], "exact", 1.0, start))
-            elif owners:
-                hits.append(Hit(row, self._same[owners[0][0]][0], "13-gram", float(shared.mean()), start))
-        return Overlap(len(prompts), tuple(hits), short, frozenset(train_rows))
-
-
-def _runs(prompt: Prompt) -> npt.NDArray[np.int64]:
-    """Every run of 13 words as a number, in order (R,). They differ between processes: Python salts hashes of text."""
-    text = words(prompt)
-    return np.array([hash(tuple(text[i : i + WORDS])) for i in range(len(text) - WORDS + 1)], np.int64)
+        same = [(row, prompt, self._rows.get(normalised(prompt), [])) for row, prompt in enumerate(prompts)]
+        hits = tuple(Hit(row, rows[0], plain_text(prompt)[:160]) for row, prompt, rows in same if rows)
+        return Overlap(len(prompts), hits, frozenset(row for _, _, rows in same for row in rows))
 
 
 def same_questions(train: Sequence[Question], test: Sequence[Question]) -> list[tuple[Question, Question]]:
@@ -141,29 +90,26 @@ class Report:
     rows: int
     tests: tuple[tuple[Path, Overlap], ...]
     train_rows: frozenset[int]
-    common: int
     seconds: float
 
     def table(self) -> str:
         """The report as text."""
         width = max(len("test set"), *(len(str(path)) for path, _ in self.tests))
         lines = [
-            f"{self.train}: {self.rows:,} rows; {WORDS}-gram: a run of {WORDS} words in common that at most "
-            f"{COMMON} training questions have",
+            f"{self.train}: {self.rows:,} rows",
             "",
-            f"{'test set':{width}}  questions   exact  {WORDS}-gram  together  under {WORDS} words  training rows",
+            f"{'test set':{width}}  questions  same text    share  training rows",
         ]
         for path, overlap in self.tests:
-            exact, runs = overlap.count("exact"), overlap.count("13-gram")
-            share = f"{100 * (exact + runs) / overlap.questions:.1f} %"
+            share = f"{100 * len(overlap.hits) / overlap.questions:.1f} %"
             lines.append(
-                f"{path!s:{width}}  {overlap.questions:9,}  {exact:6,}  {runs:7,}  {share:>8}  {overlap.short:14,}  "
+                f"{path!s:{width}}  {overlap.questions:9,}  {len(overlap.hits):9,}  {share:>7}  "
                 f"{len(overlap.train_rows):13,}"
             )
         lines += [
             "",
             f"{len(self.train_rows):,} of {self.rows:,} training rows overlap, {self.rows - len(self.train_rows):,} "
-            f"are clean ({self.common:,} runs ignored as common phrases, {self.seconds:.1f} s)",
+            f"are clean ({self.seconds:.1f} s)",
         ]
         return "\n".join(lines)
 
@@ -173,17 +119,12 @@ class Report:
             "train": str(self.train),
             "train_rows": self.rows,
             "train_rows_overlapping": len(self.train_rows),
-            "words_of_a_run": WORDS,
-            "common_above": COMMON,
-            "common_runs": self.common,
             "seconds": round(self.seconds, 2),
             "tests": [
                 {
                     "test": str(path),
                     "questions": overlap.questions,
-                    "exact": overlap.count("exact"),
-                    "ngram": overlap.count("13-gram"),
-                    "short": overlap.short,
+                    "same_text": len(overlap.hits),
                     "train_rows_overlapping": len(overlap.train_rows),
                     "hits": [asdict(hit) for hit in overlap.hits],
                 }
@@ -199,7 +140,7 @@ def compare(train: PromptColumn, tests: Sequence[PromptColumn]) -> Report:
     index = TrainingTexts(prompts)
     overlaps = tuple((column.path, index.overlap(column.read())) for column in tests)
     rows = frozenset(row for _, overlap in overlaps for row in overlap.train_rows)
-    return Report(train.path, len(prompts), overlaps, rows, index.common, time.monotonic() - began)
+    return Report(train.path, len(prompts), overlaps, rows, time.monotonic() - began)
 
 
 def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report: Path | None) -> None:

@@ -41,10 +41,6 @@ _CHARACTERS = str.maketrans(
         "$": " ",
     }
 )
-_LAYOUT = re.compile(
-    r"\\(?:frac|dfrac|tfrac|text|textbf|textit|mathrm|mathbf|operatorname|overline|begin|end|item)(?![a-z])"
-)
-_WORD = re.compile(r"[぀-ヿ一-鿿]|\d+|[^\W\d_぀-ヿ一-鿿]+")
 
 
 def plain_text(prompt: Prompt) -> str:
@@ -69,11 +65,6 @@ def normalised(prompt: Prompt) -> str:
 def normalised_answer(answer: str) -> str:
     """A text that is equal for answers that differ only in typesetting. It does no mathematics; a verifier does."""
     return re.sub(r"\s+", "", _unstyled(answer, fold=False)).rstrip(".") or answer
-
-
-def words(prompt: Prompt) -> list[str]:
-    """The words and numbers of a prompt in their order, in small letters; a Chinese character is a word."""
-    return _WORD.findall(_LAYOUT.sub(" ", _unstyled(plain_text(prompt))))
 
 
 def _unstyled(text: str, fold: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""What two question sets have in common: normalised text, runs of 13 words, the script's report and clean subset."""
+"""What two question sets have in common: normalised text, the script's report and clean subset."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.questions import QuestionFile
-from exgrpo_orlhf.questions.overlap import COMMON, WORDS, TrainingTexts
-from exgrpo_orlhf.questions.text import normalised, normalised_answer, words
+from exgrpo_orlhf.questions.overlap import TrainingTexts
+from exgrpo_orlhf.questions.text import normalised, normalised_answer
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.training.load_questions import load_questions
 
@@ -24,10 +23,6 @@ from exgrpo_orlhf.training.load_questions import load_questions
 @pytest.fixture
 def script(run_script):
     return partial(run_script, "prepare_data.py")
-
-
-def sentence(*numbers: int) -> str:
-    return " ".join(f"word{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in numbers)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +38,6 @@ def sentence(*numbers: int) -> str:
 )
 def test_the_same_question_set_differently_is_the_same_text(one, other):
     assert normalised(one) == normalised(other)
-    assert words(one) == words(other)
 
 
 @pytest.mark.parametrize(
@@ -62,59 +56,11 @@ def test_answers_are_compared_with_their_capitals():
     assert normalised_answer("aB") != normalised_answer("Ab")
 
 
-def test_a_run_of_thirteen_words_is_an_overlap_and_twelve_are_none():
-    train = TrainingTexts([sentence(*range(40)), sentence(*range(100, 130))])
-    thirteen, twelve = sentence(200, *range(5, 5 + WORDS), 201), sentence(200, *range(5, 4 + WORDS), *range(300, 310))
-    overlap = train.overlap([twelve, thirteen, sentence(*range(100, 130))])
-    assert [(hit.test_row, hit.train_row, hit.kind) for hit in overlap.hits] == [(1, 0, "13-gram"), (2, 1, "exact")]
-    assert overlap.hits[0].share == pytest.approx(1 / 3)  # 15 words: three runs, one of them known
-    assert overlap.train_rows == {0, 1}
-    assert (overlap.questions, overlap.short) == (3, 0)
-
-
-@pytest.mark.parametrize(
-    ("train", "test", "hits"),
-    [
-        ([sentence(*range(10)), sentence(*range(10, 20))], [sentence(*range(20))], []),
-        ([sentence(*range(20))], [sentence(*range(10)), sentence(*range(10, 20))], []),
-        (["What is 6 times 7?", ""], ["what is 6 times 7", "What is 6 times 8?"], [(0, "exact")]),
-    ],
-)
-def test_runs_stay_within_a_question_and_short_questions_are_compared_by_their_text(train, test, hits):
-    overlap = TrainingTexts(train).overlap(test)
-    assert [(hit.test_row, hit.kind) for hit in overlap.hits] == hits
-    assert overlap.short == sum(len(text.split()) < WORDS for text in test)
-
-
-def test_a_phrase_of_many_questions_is_no_overlap_but_a_repeated_question_is():
-    phrase = sentence(*range(WORDS))
-    train = [f"{phrase} {sentence(100 + i)}" for i in range(COMMON + 1)]
-    test = [f"{phrase} {sentence(600)}"]
-    assert TrainingTexts(train).overlap(test).hits == ()
-    assert TrainingTexts(train).common == 1
-    assert TrainingTexts(train[:-1]).overlap(test).count("13-gram") == 1
-    repeated = TrainingTexts([phrase + " again"] * 500)
-    assert repeated.overlap(test).train_rows == set(range(500))
-
-
-def test_hashed_runs_find_what_comparing_word_by_word_finds():
-    rng = np.random.default_rng(0)
-    pieces = [range(start, start + length) for start, length in zip(*rng.integers(4, 26, (2, 600)), strict=True)]
-    texts = [sentence(*pieces[i], *pieces[i + 1]) for i in range(0, 600, 2)]
-    train, test = texts[:200], texts[200:]
-
-    def runs(text):
-        parts = text.split()
-        return {tuple(parts[i : i + WORDS]) for i in range(len(parts) - WORDS + 1)}
-
-    trained = [runs(text) for text in dict.fromkeys(train)]
-    expected = set()
-    for row, text in enumerate(test):
-        rare = {run for run in runs(text) if 0 < sum(run in other for other in trained) <= COMMON}
-        if text in train or rare:
-            expected.add(row)
-    assert {hit.test_row for hit in TrainingTexts(train).overlap(test).hits} == expected
-    assert 10 < len(expected) < 90
+def test_every_training_row_with_a_test_questions_text_is_found_once_for_each_test_set():
+    train = TrainingTexts(["What is $6$ times 7?", "Two?", "what is 6 times 7", ""])
+    overlap = train.overlap(["Three?", "What is 6 times 7", "", "What is 6 times 8?"])
+    assert [(hit.test_row, hit.train_row) for hit in overlap.hits] == [(1, 0), (2, 3)]
+    assert (overlap.questions, overlap.train_rows) == (4, {0, 2, 3})
 
 
 def test_the_official_validation_set_is_found_to_be_the_test_sets(shared_data):
@@ -123,17 +69,16 @@ def test_the_official_validation_set_is_found_to_be_the_test_sets(shared_data):
 
     def overlap(name, prompt):
         lines = (shared_data / name).read_text().split("\n")
-        return train.overlap([json.loads(line)[prompt] for line in lines if line])
+        return len(train.overlap([json.loads(line)[prompt] for line in lines if line]).hits)
 
     for name, prompt, questions in [
         ("math500_test.jsonl", "problem", 500),
         ("minerva_test.jsonl", "problem", 272),
         ("amc23_test.jsonl", "question", 40),
+        ("aime24_test.jsonl", "problem", 27),
     ]:
-        assert overlap(name, prompt).count("exact") == questions
-    assert len(overlap("aime24_test.jsonl", "problem").hits) == 30
-    assert len(overlap("aime25_test.jsonl", "problem").hits) >= 29
-    assert overlap("gsm8k_test.jsonl", "question").hits == ()
+        assert overlap(name, prompt) == questions
+    assert overlap("gsm8k_test.jsonl", "question") == 0
 
 
 # -- the script -------------------------------------------------------------------------------------------------------
@@ -146,7 +91,7 @@ def sets(tmp_path):
         ("One apple?", "1"),
         ("Two\u2028apples, or $2$?", "2"),
         ("Three, “apples”?", "3"),
-        (sentence(*range(20)), "4"),
+        ("Is $a \\leq b$ or $x^{2}$?", "4"),
     ]
     records = [{"question": q, "answer": a, "level": 5} for q, a in rows]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
@@ -155,7 +100,7 @@ def sets(tmp_path):
         writer = csv.DictWriter(file, ["question", "answer", "level"])
         writer.writeheader()
         writer.writerows(records)
-    test = [{"prompt": "two apples, or 2?"}, {"prompt": sentence(500, *range(3, 18))}, {"prompt": "Nine pears?"}]
+    test = [{"prompt": "two apples, or 2?"}, {"prompt": "is a \\le b or x^2?"}, {"prompt": "Nine pears?"}]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(r) + "\n" for r in test))
     (tmp_path / "clean_test.jsonl").write_text(json.dumps(test[2]) + "\n")
     return tmp_path
@@ -169,10 +114,7 @@ def test_the_clean_subset_keeps_the_form_and_all_columns_and_overlaps_no_more(se
     assert done.returncode == 0, done.stderr
     assert "2 of 4 training rows overlap, 2 are clean" in done.stdout
     overlap = json.loads(report.read_text())
-    assert [(t["questions"], t["exact"], t["ngram"], t["short"]) for t in overlap["tests"]] == [
-        (3, 1, 1, 2),
-        (1, 0, 0, 1),
-    ]
+    assert [(t["questions"], t["same_text"]) for t in overlap["tests"]] == [(3, 2), (1, 0)]
     assert [(hit["test_row"], hit["train_row"]) for hit in overlap["tests"][0]["hits"]] == [(0, 1), (1, 3)]
     assert overlap["train_rows_overlapping"] == 2
     questions = QuestionFile(str(clean), prompt="question", answer="answer", source=None).load()
@@ -231,7 +173,7 @@ def test_half_a_surrogate_pair_breaks_no_report(sets, script):
     test.write_text(json.dumps({"prompt": "Two \ud800 apples?"}) + "\n")
     done = script("--check-overlap", train, test, "--json", report)
     assert done.returncode == 0, done.stderr
-    assert json.loads(report.read_text("ascii"))["tests"][0]["exact"] == 1
+    assert json.loads(report.read_text("ascii"))["tests"][0]["same_text"] == 1
     assert [path.name for path in report.parent.iterdir()] == ["overlap.json"]
 
 
