@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import mannwhitneyu
 
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.experiment import Experiment
@@ -39,11 +40,10 @@ class Responses:
 
 def auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float | None:
     """The probability that a positive scores higher than a negative; ties count half. None if one kind is missing."""
-    high, low = scores[positive], np.sort(scores[~positive])
+    high, low = scores[positive], scores[~positive]
     if not len(high) or not len(low):
         return None
-    below = np.searchsorted(low, high, "left") + np.searchsorted(low, high, "right")
-    return float(below.mean() / (2 * len(low)))
+    return float(mannwhitneyu(high, low).statistic / (len(high) * len(low)))
 
 
 def engine(experiment: Experiment, weights: Path | None = None) -> TorchEngine:

@@ -68,18 +68,18 @@ def avg_at_k(correct: npt.ArrayLike) -> Array:
 def pass_at_k(correct_counts: npt.ArrayLike, n: int, k: int) -> Array:
     """The probability that k of a question's n samples, drawn without replacement, include a correct one, (Q,).
 
-    1 − C(n−c, k) / C(n, k), computed as a product of k factors below 1. It is unbiased for k new samples.
+    1 − C(n−c, k) / C(n, k). It is unbiased for k new samples.
 
     correct_counts: c, (Q,), integers from 0 to n. Raises ValueError if they are not, or k is not from 1 to n.
     """
+    from scipy.stats import hypergeom  # 50 MB that training does not need
+
     counts = np.asarray(correct_counts, np.float64)
     _check_k(k, n)
     if counts.ndim != 1 or not np.all((counts >= 0) & (counts <= n) & (counts == np.floor(counts))):
         raise ValueError(f"correct_counts must be whole numbers from 0 to n = {n}, one a question; got {counts}")
-    none = np.ones(len(counts))
-    for i in range(k):
-        none *= np.maximum(n - counts - i, 0) / (n - i)
-    return 1 - none
+    chances: Array = hypergeom.sf(0, n, counts, k)
+    return chances
 
 
 def maj_at_k(answers: Sequence[Sequence[str | None]], correct: npt.ArrayLike, k: int) -> Array:
