@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,42 +13,6 @@ from ..records import Question
 from .question_files import column_names, place_of, read_rows
 from .reading import read_prompt
 from .text import Prompt, normalised, plain_text
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A test question that the training set has too. Rows count from 0.
-
-    train_row: the first of those with this text; question: how the test question's text begins
-    """
-
-    test_row: int
-    train_row: int
-    question: str
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """What a training set and one test set have in common. train_rows: all training rows with a text of the test set"""
-
-    questions: int
-    hits: tuple[Hit, ...]
-    train_rows: frozenset[int]
-
-
-class TrainingTexts:
-    """The training set, indexed once for any number of test sets."""
-
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self._rows: dict[str, list[int]] = {}
-        for row, prompt in enumerate(prompts):
-            self._rows.setdefault(normalised(prompt), []).append(row)
-
-    def overlap(self, prompts: Sequence[Prompt]) -> Overlap:
-        """Compare a test set's prompts with the training set."""
-        same = [(row, prompt, self._rows.get(normalised(prompt), [])) for row, prompt in enumerate(prompts)]
-        hits = tuple(Hit(row, rows[0], plain_text(prompt)[:160]) for row, prompt, rows in same if rows)
-        return Overlap(len(prompts), hits, frozenset(row for _, _, rows in same for row in rows))
 
 
 def same_questions(train: Sequence[Question], test: Sequence[Question]) -> list[tuple[Question, Question]]:
@@ -83,64 +46,74 @@ class PromptColumn:
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """A test file's prompts. hits: row of each that the training file has too -> the training rows with its text"""
+
+    test: Path
+    prompts: list[Prompt]
+    hits: dict[int, list[int]]
+
+    @property
+    def train_rows(self) -> set[int]:
+        return {row for rows in self.hits.values() for row in rows}
+
+
+@dataclass(frozen=True)
 class Report:
-    """What a training file shares with each test file. train_rows: the training rows that overlap with any of them."""
+    """What a training file shares with each test file. Rows count from 0."""
 
     train: Path
     rows: int
-    tests: tuple[tuple[Path, Overlap], ...]
-    train_rows: frozenset[int]
-    seconds: float
+    tests: list[Overlap]
+
+    @property
+    def train_rows(self) -> set[int]:
+        """The training rows that overlap with any test file."""
+        return {row for overlap in self.tests for row in overlap.train_rows}
 
     def table(self) -> str:
         """The report as text."""
-        width = max(len("test set"), *(len(str(path)) for path, _ in self.tests))
-        lines = [
-            f"{self.train}: {self.rows:,} rows",
-            "",
-            f"{'test set':{width}}  questions  same text    share  training rows",
-        ]
-        for path, overlap in self.tests:
-            share = f"{100 * len(overlap.hits) / overlap.questions:.1f} %"
-            lines.append(
-                f"{path!s:{width}}  {overlap.questions:9,}  {len(overlap.hits):9,}  {share:>7}  "
-                f"{len(overlap.train_rows):13,}"
-            )
-        lines += [
-            "",
-            f"{len(self.train_rows):,} of {self.rows:,} training rows overlap, {self.rows - len(self.train_rows):,} "
-            f"are clean ({self.seconds:.1f} s)",
-        ]
+        width = max(len("test set"), *(len(str(overlap.test)) for overlap in self.tests))
+        lines = [f"{self.train}: {self.rows:,} rows", ""]
+        lines.append(f"{'test set':{width}}  questions  same text    share  training rows")
+        for overlap in self.tests:
+            questions, hits = len(overlap.prompts), len(overlap.hits)
+            counts = f"{questions:9,}  {hits:9,}  {hits / questions:7.1%}  {len(overlap.train_rows):13,}"
+            lines.append(f"{overlap.test!s:{width}}  {counts}")
+        count = len(self.train_rows)
+        lines += ["", f"{count:,} of {self.rows:,} training rows overlap, {self.rows - count:,} are clean"]
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
         """The report with every hit, for a JSON file."""
-        return {
-            "train": str(self.train),
-            "train_rows": self.rows,
-            "train_rows_overlapping": len(self.train_rows),
-            "seconds": round(self.seconds, 2),
-            "tests": [
-                {
-                    "test": str(path),
-                    "questions": overlap.questions,
-                    "same_text": len(overlap.hits),
-                    "train_rows_overlapping": len(overlap.train_rows),
-                    "hits": [asdict(hit) for hit in overlap.hits],
-                }
-                for path, overlap in self.tests
-            ],
-        }
+        tests = [
+            {
+                "test": str(overlap.test),
+                "questions": len(overlap.prompts),
+                "same_text": len(overlap.hits),
+                "train_rows_overlapping": len(overlap.train_rows),
+                "hits": [
+                    {"test_row": row, "train_row": rows[0], "question": plain_text(overlap.prompts[row])[:160]}
+                    for row, rows in overlap.hits.items()
+                ],
+            }
+            for overlap in self.tests
+        ]
+        counts = {"train_rows": self.rows, "train_rows_overlapping": len(self.train_rows)}
+        return {"train": str(self.train), **counts, "tests": tests}
 
 
 def compare(train: PromptColumn, tests: Sequence[PromptColumn]) -> Report:
-    """Compare a training file with test files. The report's seconds include reading."""
-    began = time.monotonic()
-    prompts = train.read()
-    index = TrainingTexts(prompts)
-    overlaps = tuple((column.path, index.overlap(column.read())) for column in tests)
-    rows = frozenset(row for _, overlap in overlaps for row in overlap.train_rows)
-    return Report(train.path, len(prompts), overlaps, rows, time.monotonic() - began)
+    """Compare a training file with test files by normalised text."""
+    prompts, rows = train.read(), dict[str, list[int]]()
+    for row, prompt in enumerate(prompts):
+        rows.setdefault(normalised(prompt), []).append(row)
+    overlaps = []
+    for column in tests:
+        questions = column.read()
+        hits = {i: rows[text] for i, text in enumerate(map(normalised, questions)) if text in rows}
+        overlaps.append(Overlap(column.path, questions, hits))
+    return Report(train.path, len(prompts), overlaps)
 
 
 def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report: Path | None) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.questions import QuestionFile
-from exgrpo_orlhf.questions.overlap import TrainingTexts
+from exgrpo_orlhf.questions.overlap import PromptColumn, compare
 from exgrpo_orlhf.questions.text import normalised, normalised_answer
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.training.load_questions import load_questions
@@ -56,29 +56,28 @@ def test_answers_are_compared_with_their_capitals():
     assert normalised_answer("aB") != normalised_answer("Ab")
 
 
-def test_every_training_row_with_a_test_questions_text_is_found_once_for_each_test_set():
-    train = TrainingTexts(["What is $6$ times 7?", "Two?", "what is 6 times 7", ""])
-    overlap = train.overlap(["Three?", "What is 6 times 7", "", "What is 6 times 8?"])
-    assert [(hit.test_row, hit.train_row) for hit in overlap.hits] == [(1, 0), (2, 3)]
-    assert (overlap.questions, overlap.train_rows) == (4, {0, 2, 3})
+def test_every_training_row_with_a_test_questions_text_is_found(tmp_path):
+    texts = {"train": ["What is $6$ times 7?", "Two?", "what is 6 times 7"], "test": ["Three?", "What is 6 times 7"]}
+    for name, prompts in texts.items():
+        (tmp_path / name).with_suffix(".jsonl").write_text("".join(json.dumps({"q": p}) + "\n" for p in prompts))
+    train, test = (PromptColumn(tmp_path / f"{name}.jsonl", "q") for name in texts)
+    report = compare(train, [test])
+    assert report.tests[0].hits == {1: [0, 2]}
+    assert report.train_rows == {0, 2}
 
 
 def test_the_official_validation_set_is_found_to_be_the_test_sets(shared_data):
     """T12, on real questions that were set by different hands."""
-    train = TrainingTexts([q.prompt for q in QuestionFile(str(shared_data / "exgrpo_valid.parquet")).load()])
-
-    def overlap(name, prompt):
-        lines = (shared_data / name).read_text().split("\n")
-        return len(train.overlap([json.loads(line)[prompt] for line in lines if line]).hits)
-
-    for name, prompt, questions in [
-        ("math500_test.jsonl", "problem", 500),
-        ("minerva_test.jsonl", "problem", 272),
-        ("amc23_test.jsonl", "question", 40),
-        ("aime24_test.jsonl", "problem", 27),
-    ]:
-        assert overlap(name, prompt) == questions
-    assert overlap("gsm8k_test.jsonl", "question") == 0
+    sets = {
+        "math500_test.jsonl": ("problem", 500),
+        "minerva_test.jsonl": ("problem", 272),
+        "amc23_test.jsonl": ("question", 40),
+        "aime24_test.jsonl": ("problem", 27),
+        "gsm8k_test.jsonl": ("question", 0),
+    }
+    columns = [PromptColumn(shared_data / name, prompt) for name, (prompt, _) in sets.items()]
+    report = compare(PromptColumn(shared_data / "exgrpo_valid.parquet", "prompt"), columns)
+    assert [len(overlap.hits) for overlap in report.tests] == [same for _, same in sets.values()]
 
 
 # -- the script -------------------------------------------------------------------------------------------------------
