@@ -51,8 +51,7 @@ _SIGNS = (
 )  # fmt: skip
 _STARVED = (
     "{:.0%} of the questions were replayed instead of {:.0%} (ReplayMixer.rho): too few are candidates. "
-    "replay/bucket_… say where the others are: retired early (RetirementPolicy.at_accuracy), or never solved; "
-    "ReplayMixer.max_pool_share limits replay too"
+    "replay/bucket_… say where the others are: retired early (RetirementPolicy.at_accuracy), or never solved"
 )
 _NOT_STARTED = (
     "step %d of %d: replay has not started: no batch's Pass@1 has exceeded ReplayMixer.start_at_accuracy = %.3g, the "

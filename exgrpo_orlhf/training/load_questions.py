@@ -14,8 +14,7 @@ def load_questions(experiment: Experiment) -> tuple[list[Question], list[Questio
     """Training and validation questions.
 
     Raises ValueError for train.best_metric, as their sources and as `Verifier.check`, and for validation questions that
-    are training questions or a supervised start's examples, in the same words (scripts/prepare_data.py --check-overlap
-    finds those that share a run of words).
+    are training questions or a supervised start's examples, in the same words.
     """
     training = experiment.questions.load()
     validation = experiment.validation.load() if experiment.validation else []
