@@ -236,9 +236,7 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             "DynamicSampling.min_reward = 0.1", "Tracking.enabled = True", "Tracking.system_metrics = True",
             f"Tracking.uri = 'sqlite:///{folder}/mlflow.db'",
         ),
-        "sound": small(
-            chain, "ReplayMixer.only_sound = True", "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'"
-        ),
+        "late": small(chain, "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'"),
         "steps": small(chain, "Verifier.kind = 'chain_steps'"),
         # Models that are made, and episodes
         **{preset: small(chain, *made, f"ChainModel.preset = {preset!r}") for preset in PRESETS},
