@@ -64,7 +64,6 @@ def install() -> None:
             "openrlhf.utils.deepspeed.deepspeed": _train_without_compiled_kernels,
             "openrlhf.utils.distributed_util": lambda it: setattr(it, "stateless_init_process_group", _GlooGroup),
             "openrlhf.trainer.ray.vllm_engine": _generate_on_cpu,
-            "vllm.model_executor.layers.utils": _keep_plain_weights,
         }
     )
     sys.meta_path.insert(0, substitutions)
@@ -123,25 +122,16 @@ class _GlooGroup:
         self._group.broadcast(tensor, src).wait()
 
 
-def _keep_plain_weights(module: Any) -> None:
-    """Linear layers that read their weight at each call. vLLM's CPU backend computes from a repacked copy, which a
-    weight sync may leave as it was: rollouts would come from an old policy without notice."""
-
-    def keep(layer: Any, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
-
-    module.dispatch_cpu_unquantized_gemm = keep
-
-
 def _generate_on_cpu(module: Any) -> None:
     import ray
 
     base: Any = module.RolloutRayActor.__ray_metadata__.modified_class
 
     class CpuRolloutRayActor(base):  # type: ignore[misc]
-        """OpenRLHF's vLLM actor with a bounded KV cache."""
+        """OpenRLHF's vLLM actor with a worker extension for a machine without CUDA, and a bounded KV cache."""
 
         async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+            kwargs["worker_extension_cls"] = f"{__package__}.cpu_worker.WeightReceiver"
             kwargs["kv_cache_memory_bytes"] = _KV_CACHE_BYTES
             await super().__init__(*args, **kwargs)
 
