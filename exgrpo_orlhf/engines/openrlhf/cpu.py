@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from . import packed_attention
-from .after_import import AfterImport
+from .packed_attention import AfterImport
 
 # These override OpenRLHF's flags of a run.
 FLAGS: dict[str, str | bool] = {
@@ -59,14 +59,12 @@ def install() -> None:
     if torch.cuda.is_available() or torch.cuda.synchronize is _CUDA_CALLS["synchronize"]:
         return
     packed_attention.install()
-    substitutions = AfterImport(
-        {
-            "openrlhf.utils.deepspeed.deepspeed": _train_without_compiled_kernels,
-            "openrlhf.utils.distributed_util": lambda it: setattr(it, "stateless_init_process_group", _GlooGroup),
-            "openrlhf.trainer.ray.vllm_engine": _generate_on_cpu,
-        }
-    )
-    sys.meta_path.insert(0, substitutions)
+    substitutions: dict[str, Callable[[Any], None]] = {
+        "openrlhf.utils.deepspeed.deepspeed": _train_without_compiled_kernels,
+        "openrlhf.utils.distributed_util": lambda it: setattr(it, "stateless_init_process_group", _GlooGroup),
+        "openrlhf.trainer.ray.vllm_engine": _generate_on_cpu,
+    }
+    sys.meta_path.insert(0, AfterImport(substitutions))
     for name, call in _CUDA_CALLS.items():
         setattr(torch.cuda, name, call)
 
