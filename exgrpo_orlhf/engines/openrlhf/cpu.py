@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from ...vllm_on_cpu import keep_plain_weights
 from . import packed_attention
-from .after_import import AfterImport
+from .packed_attention import AfterImport
 
 # These override OpenRLHF's flags of a run.
 FLAGS: dict[str, str | bool] = {
@@ -60,15 +59,12 @@ def install() -> None:
     if torch.cuda.is_available() or torch.cuda.synchronize is _CUDA_CALLS["synchronize"]:
         return
     packed_attention.install()
-    substitutions = AfterImport(
-        {
-            "openrlhf.utils.deepspeed.deepspeed": _train_without_compiled_kernels,
-            "openrlhf.utils.distributed_util": lambda it: setattr(it, "stateless_init_process_group", _GlooGroup),
-            "openrlhf.trainer.ray.vllm_engine": _generate_on_cpu,
-            "vllm.model_executor.layers.utils": keep_plain_weights,
-        }
-    )
-    sys.meta_path.insert(0, substitutions)
+    substitutions: dict[str, Callable[[Any], None]] = {
+        "openrlhf.utils.deepspeed.deepspeed": _train_without_compiled_kernels,
+        "openrlhf.utils.distributed_util": lambda it: setattr(it, "stateless_init_process_group", _GlooGroup),
+        "openrlhf.trainer.ray.vllm_engine": _generate_on_cpu,
+    }
+    sys.meta_path.insert(0, AfterImport(substitutions))
     for name, call in _CUDA_CALLS.items():
         setattr(torch.cuda, name, call)
 
@@ -130,9 +126,10 @@ def _generate_on_cpu(module: Any) -> None:
     base: Any = module.RolloutRayActor.__ray_metadata__.modified_class
 
     class CpuRolloutRayActor(base):  # type: ignore[misc]
-        """OpenRLHF's vLLM actor with a bounded KV cache."""
+        """OpenRLHF's vLLM actor with a worker extension for a machine without CUDA, and a bounded KV cache."""
 
         async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]
+            kwargs["worker_extension_cls"] = f"{__package__}.cpu_worker.WeightReceiver"
             kwargs["kv_cache_memory_bytes"] = _KV_CACHE_BYTES
             await super().__init__(*args, **kwargs)
 

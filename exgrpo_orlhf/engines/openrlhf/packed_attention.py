@@ -1,22 +1,46 @@
-"""Packed rows without flash-attn: OpenRLHF 0.11.2 imports it for packing, and transformers 5.15.0 for attention.
+"""Packed rows without flash-attn, for OpenRLHF 0.11.2 and transformers 5.15.0.
 
-This module takes the place of `openrlhf.models.ring_attn_utils`, the one that imports flash_attn, and packs with torch.
-For attention there is torch 2.13's varlen_attn, which calls the same kernels. flash_attn itself must stay absent,
-because transformers would try to use it.
+This module takes the place of `openrlhf.models.ring_attn_utils`, which imports flash_attn, and packs with torch. For
+attention there is torch 2.13's varlen_attn, which calls the same kernels.
 """
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from .after_import import AfterImport
-
 ATTENTION = "torch_varlen"  # the name by which transformers knows it: --ds.attn_implementation
 _RING_ATTENTION = "openrlhf.models.ring_attn_utils"
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module right after the module's first import."""
+
+    def __init__(self, functions: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._pending = functions
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._pending:
+            return None
+        function = self._pending.pop(fullname)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def execute_then_call(module: ModuleType) -> None:
+            execute(module)
+            function(module)
+
+        spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
+        return spec
 
 
 def is_needed() -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..lora import Adapter, gathered
 from . import packed_attention
 
-if packed_attention.is_needed():  # in a process of vLLM, in which Ray has installed nothing
+if packed_attention.is_needed():  # in a process of vLLM, which is spawned
     packed_attention.install()
 
 from openrlhf.trainer.ray import vllm_engine
@@ -30,9 +30,8 @@ BUCKET = 512 * 2**20  # bytes; a larger parameter has a bucket of its own, becau
 
 @contextmanager
 def in_buckets(model: torch.nn.Module, adapter: Adapter | None) -> Iterator[None]:
-    """Within this context OpenRLHF's `broadcast_to_vllm` takes a bucket for a parameter. It sends what
-    `named_parameters` names, each as it is within GatheredParameters. With LoRA these are the merged weights under the
-    names of the base model: vLLM knows no others (OpenRLHF's issue 991)."""
+    """Within this context OpenRLHF's `broadcast_to_vllm` takes a bucket for a parameter, and the buckets for all that
+    there are. With LoRA they hold merged weights under the base model's names: vLLM knows no others (issue 991)."""
     import deepspeed  # not in vLLM's processes
 
     buckets: list[list[tuple[str, Any]]] = []
