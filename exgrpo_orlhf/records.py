@@ -313,11 +313,6 @@ class MixedBatch:
     rows: list[list[Row]]
     group_size: int
 
-    @property
-    def mixed(self) -> bool:
-        """Whether it has a replayed row."""
-        return any(row.trajectory is not None for row in self.flat_rows())
-
     def flat_rows(self) -> list[Row]:
         return [row for rows in self.rows for row in rows]
 

@@ -268,8 +268,7 @@ class LocalEngine:
 
     def samples_by_vllm(self, device: str) -> bool:
         """device: its type, as torch names it"""
-        wanted = self.sampler == "auto" and device == "cuda" and find_spec("vllm") is not None
-        return wanted or self.sampler == "vllm"
+        return self.sampler == "vllm" or (self.sampler == "auto" and device == "cuda" and find_spec("vllm") is not None)
 
 
 @dataclass(frozen=True)

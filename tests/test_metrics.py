@@ -39,7 +39,7 @@ def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2
     with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
         warnings.simplefilter("error")
         of_rows = MixedBatch([], [rows], len(rows)).metrics(step, entropies)
-        of_fresh = loss.fresh_metrics(loss.fresh_sums(fresh, MixedBatch([], [rows], len(rows)).mixed))
+        of_fresh = loss.fresh_metrics(loss.fresh_sums(fresh, any(row.trajectory is not None for row in rows)))
         return {**of_rows, **of_fresh, **loss.replayed_metrics(rows, policy, behaviour)}
 
 

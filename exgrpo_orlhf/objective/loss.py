@@ -40,7 +40,7 @@ class TokenBatch:
     row_weights: `MixedPolicyLoss.row_weights` of the token's row
     token_weight: 1 / (response tokens of the whole optimiser step)
     row_of: int64, each token's row, counted from 0 in this batch, which holds all tokens of its rows
-    mixed: whether the whole batch of rollouts, of which these may be a part, has a replayed row (`MixedBatch.mixed`)
+    mixed: whether the whole batch of rollouts, of which these may be a part, has a replayed row
     reference_logprobs: under the reference policy; needed only with a KL term
     """
 

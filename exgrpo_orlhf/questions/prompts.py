@@ -9,20 +9,17 @@ import os
 import re
 import unicodedata
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from .. import tokenizer_file
 from ..records import Message, Question
 from ..settings import require
 from ..weights import first_line
 from .special_tokens import SpecialTokens
-from .templates import TEMPLATES, Template
+from .templates import TEMPLATES, Template, take_chat_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,7 +87,7 @@ class PromptEncoder:
         reads another text than the template writes.
         """
         if settings.chat_template_from is not None:
-            _take_chat_template(settings.chat_template_from, tokenizer)
+            take_chat_template(settings.chat_template_from, tokenizer)
         own = settings.template not in TEMPLATES
         template = Template({}) if own else TEMPLATES[settings.template]
         self._chat = tokenizer.chat_template if template.chat else None
@@ -342,26 +339,3 @@ def _text(question: Question) -> str:
 def _name(question: Question) -> str:
     start = question.prompt if isinstance(question.prompt, str) else question.prompt[-1][1]
     return f"question {question.id} of {question.source} ({start[:60]!r} …)"
-
-
-def _take_chat_template(source: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    binding, probe = f"Prompts.chat_template_from = {source!r:.200}", "What is 1 + 1?"
-    user, own = {"role": "user", "content": probe}, "{" in source  # the text of a file
-    try:
-        other = tokenizer if own else tokenizer_file.load(source)
-        template = source if own else other.chat_template
-        write = partial(other.apply_chat_template, chat_template=template, tokenize=False)
-        text = str(write([user], add_generation_prompt=True))
-        with suppress(TemplateError):  # it takes no system message
-            text += str(write([{"role": "system", "content": "1"}, user]))
-    except (OSError, ValueError, KeyError, TemplateError) as error:
-        raise ValueError(f"{binding}: no chat template from there ({' '.join(str(error).split()):.300})") from error
-    if probe not in text:
-        raise ValueError(f"{binding}: it leaves the question out")
-    vocabulary, marks = tokenizer.get_vocab(), re.findall(r"<\|.+?\|>", text) if own else other.get_added_vocab()
-    if missing := [token for token in dict.fromkeys(marks) if token in text and token not in vocabulary]:
-        raise ValueError(
-            f"{binding}: its chat template writes {' and '.join(missing)}, which the tokenizer of "
-            f"{tokenizer.name_or_path} does not have; take one of the same family of models"
-        )
-    tokenizer.chat_template = template

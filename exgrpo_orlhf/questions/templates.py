@@ -1,9 +1,17 @@
-"""The built-in templates of prompts (docs/prompts.md)."""
+"""The built-in templates of prompts (docs/prompts.md), and chat templates from elsewhere."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jinja2 import TemplateError
+
+from .. import tokenizer_file
 
 
 @dataclass(frozen=True)
@@ -51,3 +59,27 @@ TEMPLATES: dict[str, Template] = {
         chat=True,
     ),
 }
+
+
+def take_chat_template(source: str, tokenizer: Any) -> None:
+    """Give a tokenizer the chat template of another one (folder or hub id), or a template's text. Raises ValueError."""
+    binding, probe = f"Prompts.chat_template_from = {source!r:.200}", "What is 1 + 1?"
+    user, own = {"role": "user", "content": probe}, "{" in source  # the text of a file
+    try:
+        other = tokenizer if own else tokenizer_file.load(source)
+        template = source if own else other.chat_template
+        write = partial(other.apply_chat_template, chat_template=template, tokenize=False)
+        text = str(write([user], add_generation_prompt=True))
+        with suppress(TemplateError):  # it takes no system message
+            text += str(write([{"role": "system", "content": "1"}, user]))
+    except (OSError, ValueError, KeyError, TemplateError) as error:
+        raise ValueError(f"{binding}: no chat template from there ({' '.join(str(error).split()):.300})") from error
+    if probe not in text:
+        raise ValueError(f"{binding}: it leaves the question out")
+    vocabulary, marks = tokenizer.get_vocab(), re.findall(r"<\|.+?\|>", text) if own else other.get_added_vocab()
+    if missing := [token for token in dict.fromkeys(marks) if token in text and token not in vocabulary]:
+        raise ValueError(
+            f"{binding}: its chat template writes {' and '.join(missing)}, which the tokenizer of "
+            f"{tokenizer.name_or_path} does not have; take one of the same family of models"
+        )
+    tokenizer.chat_template = template

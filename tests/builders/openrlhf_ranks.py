@@ -193,7 +193,7 @@ class Case:
                 row_weights=loss.row_weights(lengths, rows=K * len(self.batch.rows)).repeat_interleave(lengths),
                 token_weight=1 / int(lengths.sum()),
                 row_of=spread(list(range(len(self.rows)))),
-                mixed=self.batch.mixed,
+                mixed=any(row.trajectory is not None for row in self.batch.flat_rows()),
                 reference_logprobs=tokens(torch.from_numpy(self.reference)) if loss.kl_coef else None,
             )
         )

@@ -57,7 +57,7 @@ class PolicyUpdate:
         """
         groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
         ends = np.cumsum([0, *map(len, batch.rows)]).tolist()
-        work = _Work(batch.flat_rows(), sequences, batch.mixed)
+        work = _Work(batch.flat_rows(), sequences)
         steps = n * self.settings.passes_per_batch
         if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
             missing = [i for i, logprobs in enumerate(work.behaviour_logprobs) if logprobs is None]
@@ -183,8 +183,9 @@ class PolicyUpdate:
 class _Work:
     """The rows of a batch and what has been measured of them so far."""
 
-    def __init__(self, rows: list[Row], sequences: Sequence[ForwardRow], mixed: bool) -> None:
-        self.rows, self.sequences, self.mixed = rows, sequences, mixed
+    def __init__(self, rows: list[Row], sequences: Sequence[ForwardRow]) -> None:
+        self.rows, self.sequences = rows, sequences
+        self.mixed = any(row.trajectory is not None for row in rows)
         self.passes: list[dict[int, LogProbs]] = []  # for each pass the log-probs of the rows it measured
         self.behaviour_logprobs: list[Any] = [behaviour_logprobs(row, None) for row in rows]
         self.entropies = [0.0] * len(rows)

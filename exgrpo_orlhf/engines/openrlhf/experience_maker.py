@@ -48,7 +48,7 @@ def as_experience(
     for members in batch.rows:
         experiences += [_experience(str(i), *row) for i, row in itertools.islice(numbered, len(members))]
         experiences += [_experience("", *_FILLER, None, of_filler) for _ in range(batch.group_size - len(members))]
-    mixed = torch.tensor([float(batch.mixed)])
+    mixed = torch.tensor([float(any(row.trajectory is not None for row in batch.flat_rows()))])
     for experience in experiences:
         experience.info["mixed"] = mixed
     return experiences

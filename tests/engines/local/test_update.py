@@ -177,7 +177,7 @@ def test_a_mixed_batch_is_unclipped_in_each_of_its_steps_and_another_is_clipped(
         batch = mixed_batch(engine, n=2) if replay else mixed_batch(engine, n=4)
         if not replay:
             batch = MixedBatch(batch.groups[:2], batch.rows[:2], K)
-        assert batch.mixed == replay
+        assert any(row.trajectory is not None for row in batch.flat_rows()) == replay
         use_sgd(engine, 0.1)
         shares.append(engine.update(batch, loss).metrics["policy/clip_share"])
         weights_after.append(weights(engine))
