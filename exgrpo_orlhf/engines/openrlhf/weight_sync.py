@@ -7,6 +7,7 @@ broadcast from rank 0 (NCCL; gloo on the CPU test layout).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -79,11 +80,11 @@ def _shape(weight: Any) -> torch.Size:
 
 class WeightReceiver(WorkerWrap):  # type: ignore[misc]
     """OpenRLHF's extension of vLLM's worker, whose two methods take a bucket instead of a parameter. vLLM imports it by
-    its name."""
+    its name. Shapes come as lists: its processes exchange no torch.Size."""
 
-    def update_weight(self, name: list[str], dtype: torch.dtype, shape: list[torch.Size], _: bool = False) -> None:
+    def update_weight(self, name: list[str], dtype: torch.dtype, shape: list[list[int]], _: bool = False) -> None:
         """Receives a bucket from the actor's rank 0. Raises ValueError if its dtype is not this model's."""
-        flat = torch.empty(sum(one.numel() for one in shape), dtype=dtype, device=self.device)
+        flat = torch.empty(sum(map(math.prod, shape)), dtype=dtype, device=self.device)
         if self._model_update_with_ray:
             import ray.util.collective as collective
 
@@ -93,7 +94,7 @@ class WeightReceiver(WorkerWrap):  # type: ignore[misc]
         self._load_bucket(name, shape, flat)
 
     def update_weight_cuda_ipc(
-        self, name: list[str], dtype: torch.dtype, shape: list[torch.Size], ipc_handles: dict[str, Any], _: bool = False
+        self, name: list[str], dtype: torch.dtype, shape: list[list[int]], ipc_handles: dict[str, Any], _: bool = False
     ) -> None:
         """Reads the bucket of the actor on this GPU. Raises as `update_weight` does."""
         rebuild, arguments = ipc_handles[get_physical_gpu_id()]
@@ -101,10 +102,10 @@ class WeightReceiver(WorkerWrap):  # type: ignore[misc]
         self._load_bucket(name, shape, rebuild(*arguments[:6], self.device.index, *arguments[7:]))
         torch.cuda.synchronize()
 
-    def _load_bucket(self, names: Sequence[str], shapes: Sequence[torch.Size], flat: Tensor) -> None:
+    def _load_bucket(self, names: Sequence[str], shapes: Sequence[Sequence[int]], flat: Tensor) -> None:
         if flat.dtype != self.model_config.dtype:  # only now: the actor waits until all of it is received
             raise ValueError(f"{names[0]} … come as {flat.dtype}, this vLLM model holds {self.model_config.dtype}")
-        parts = flat.split([shape.numel() for shape in shapes])
+        parts = flat.split([*map(math.prod, shapes)])
         weights = [(name, part.view(shape)) for name, part, shape in zip(names, parts, shapes, strict=True)]
         self.model_runner.model.load_weights(weights)
 
