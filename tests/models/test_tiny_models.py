@@ -214,12 +214,12 @@ def test_only_responses_of_training_questions_are_learnt(prepared_gym):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("propositional_logic", "a text is not in ASCII: '"),
-        ("zebra_puzzles", r"a text has \d+ characters, at most 512"),
+        ("propositional_logic", r"ReasoningGym\.tasks: propositional_logic has no answers"),
+        ("zebra_puzzles", r"GymModel\.tasks: a text has \d+ characters, at most 512"),
     ],
 )
 def test_questions_that_a_gym_model_cannot_read_are_refused(prepared_gym, task, message):
-    with pytest.raises(ValueError, match=rf"^GymModel\.tasks: {message}"):
+    with pytest.raises(ValueError, match=rf"^{message}"):
         GymModel(tasks=task, count=8).prepare()
 
 

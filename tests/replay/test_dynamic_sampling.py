@@ -204,7 +204,7 @@ def test_a_run_trains_on_groups_with_a_signal_alone_and_counts_and_records_all_i
     rollout, counted = TorchEngine.rollout, []
 
     def counting(engine, plan, group_size):
-        groups = rollout(engine, plan, group_size)
+        groups = plan.in_order(rollout(engine, plan, group_size))
         counted.append((plan, sum(len(r.token_ids) for g in groups for r in g.rollouts)))
         return groups
 

@@ -24,7 +24,7 @@ MATH = [
     ("A gold answer that is a single option letter is graded as a choice", "B", "The answer is (B).", "correct"),
     ("any of them is accepted", ["2", "-2"], "\\boxed{-2}", "correct"),
     ("any of them is accepted", ["2", "-2"], "\\boxed{3}", "wrong"),
-    ("A number is used as written", 27.0, "\\boxed{27}", "correct"),
+    ("the other kinds as text, as it is written", 27.0, "\\boxed{27}", "correct"),
     ('"not B" and "not 5" are no answer', "B", "The answer is not B.", "no_answer"),
     ('"B or C", `\\boxed{(A) or (B)}` and `\\boxed{(A)(B)}` are wrong', "B", "The answer is B or C.", "wrong"),
     ('"not B" and "not 5" are no answer', "5", "The answer is not 5.", "no_answer"),

@@ -64,7 +64,7 @@ def test_every_step_has_the_metrics_of_replay(finished):
 def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
     rollout = TorchEngine.rollout
     go(warm_model, tmp_path / "a")
-    monkeypatch.setattr(TorchEngine, "rollout", lambda *arguments: reversed(rollout(*arguments)))
+    monkeypatch.setattr(TorchEngine, "rollout", lambda *arguments: reversed([*rollout(*arguments)]))
     go(warm_model, tmp_path / "b")
     measured = [
         [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows(tmp_path / n)] for n in "ab"

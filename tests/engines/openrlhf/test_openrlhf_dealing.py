@@ -20,9 +20,8 @@ from run_builders import small_bindings
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.engines.openrlhf.dealing import deal_passes
 from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
-from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.engines.rows import ForwardRow
-from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.sampling import StepSeed
 from exgrpo_orlhf.settings import Optimizer
 from exgrpo_orlhf.training.run import train
 
@@ -127,15 +126,11 @@ def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_
 
 
 def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_the_same():
-    def seeds():
-        trainer = object.__new__(MixedTrainer)
-        trainer.experiment = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], [])
-        trainer.settings = trainer.experiment.openrlhf
-        plans = [Plan(step, [], [], {}, round) for step in (1, 2, 3) for round in range(4)]
-        return [trainer._seed(plan, position) for plan in plans for position in range(8)]
-
-    assert len(set(seeds())) == 3 * 4 * 8
-    assert seeds() == seeds()
+    of_steps = [StepSeed(0, step, round) for step in (1, 2, 3) for round in range(4)]
+    seeds = [seed.of_request(position) for seed in of_steps for position in range(8)]
+    assert len(set(seeds)) == 3 * 4 * 8
+    assert seeds[:2] == [StepSeed(0, 1).of_request(0), StepSeed(0, 1, 0).of_request(1)]
+    assert seeds[0] == int(np.random.SeedSequence([0, 4, 1, 0]).generate_state(1)[0]) >> 1, "as it always was"
 
 
 def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_path):
