@@ -236,7 +236,10 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             "DynamicSampling.min_reward = 0.1", "Tracking.enabled = True", "Tracking.system_metrics = True",
             f"Tracking.uri = 'sqlite:///{folder}/mlflow.db'",
         ),
-        "late": small(chain, "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'"),
+        "late": small(
+            chain, "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'", "MixedPolicyLoss.clips_mixed = False",
+            "MixedPolicyLoss.clip_low = 0.2",
+        ),
         "steps": small(chain, "Verifier.kind = 'chain_steps'"),
         # Models that are made, and episodes
         **{preset: small(chain, *made, f"ChainModel.preset = {preset!r}") for preset in PRESETS},

@@ -77,7 +77,7 @@ def test_the_plan_of_a_run_on_openrlhf_has_its_prompt_and_what_it_needs(dry_run,
     assert lines["batch"] == "128 questions × 8 rows of at most 9,216 tokens; 2 optimiser steps"
     assert lines["steps"].startswith("700; no validation; a checkpoint every 20, 2 of them kept")
     assert "ρ = 0.5, 64 questions of a batch, from the step after a batch whose Pass@1 exceeds 0.35" in lines["replay"]
-    assert "model 29.6, update 38.3, rollout 63.2 of 80.0 GB (A100); vLLM's cache 484,248 tokens" in lines["GPU memory"]
+    assert "model 29.6, update 38.8, rollout 63.2 of 80.0 GB (A100); vLLM's cache 484,248 tokens" in lines["GPU memory"]
     assert lines["host memory"].startswith("estimated: 228.5 GB a node")
     assert "6 min a step, 69 h a run, 554 GPU-hours" in lines["time"]
     assert "a checkpoint, at most " in lines["disk"]
@@ -143,7 +143,7 @@ def test_without_the_hub_a_paper_file_is_planned_by_its_models_published_sizes(
     assert "python scripts/prepare_data.py --only openr1 " in errors[0]
     assert remedy in errors[1]
     needs = {"GPU memory", "host memory", "time", "disk"}
-    assert lines.keys() == {"model", "batch", "steps", "replay"} | needs  # what needs no file
+    assert lines.keys() == {"model", "batch", "steps", "replay", "device"} | needs  # what needs no file
     assert f": {model}positions, as published" in lines["model"]
     assert all(lines[name].startswith("estimated") for name in needs)
 
