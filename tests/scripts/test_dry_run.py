@@ -186,7 +186,7 @@ def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_tra
     assert (done.returncode, errors) == (0, [])
     assert lines["questions"] == "24 to train on, 10 for validation"
     assert lines["memory"].startswith("estimated: ")
-    assert lines["device"] == "cpu, float32, 1 CPU threads"
+    assert lines["device"] == "cpu, float32, 1 CPU threads; sampled by a loop in torch"
     monkeypatch.setattr(ChainModel, "prepare", lambda self: pytest.fail("it was trained"))
     done, lines, errors = dry_run(["toy.gin"], [f"ChainModel.cache = {str(tmp_path / 'cache')!r}"])
     assert (done.returncode, errors) == (0, [])
