@@ -139,7 +139,8 @@ def openrlhf_runs(chain: Path, folder: Path, url: str) -> dict[str, list[str]]:
         "A100": small(
             *by_chance(folder), "train.generate_ahead = True", "train.verify_checkpoint = False",
             "Optimizer.schedule = 'linear'", "Optimizer.decay_steps = 9", "MixedPolicyLoss.normalizer = 'tokens'",
-            "MixedPolicyLoss.importance_weights = False", "GroupAdvantages.scale_by_std = True",
+            "MixedPolicyLoss.importance_weights = False", "MixedPolicyLoss.clips_mixed = False",
+            "GroupAdvantages.scale_by_std = True",
             "GroupAdvantages.std_over = 'batch'", "ReplayMixer.fresh_beside = 'all'",
             "Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)", "Environment.reward = 'verifier'",
         ),
