@@ -238,8 +238,8 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             f"Tracking.uri = 'sqlite:///{folder}/mlflow.db'",
         ),
         "late": small(
-            chain, "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'", "MixedPolicyLoss.clips_mixed = False",
-            "MixedPolicyLoss.clip_low = 0.2",
+            chain, "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'",
+            "MixedPolicyLoss.clips_mixed = False",
         ),
         "steps": small(chain, "Verifier.kind = 'chain_steps'"),
         # Models that are made, and episodes
