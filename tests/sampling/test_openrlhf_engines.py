@@ -101,7 +101,7 @@ def test_requests_go_to_vllm_as_they_are_asked_for(without_ray):
     assert (random.max_tokens, random.stop_token_ids, random.logprobs) == (24, [9], 1)
     assert (greedy.temperature, greedy.top_p, greedy.seed) == (0.0, 1.0, None)
     assert not random.detokenize
-    assert sampled.output_kind is RequestOutputKind.FINAL_ONLY
+    assert random.output_kind is RequestOutputKind.FINAL_ONLY
     assert (of_step.logprobs, of_step.seed) == (None, StepSeed(1, 2).of_request(2)), "by its position"
 
 
