@@ -19,15 +19,17 @@ with --local).
 
 Models: the same damage to each file of a model in the cache (detected: it is named, and made again as it was), and of
 the base model of a run with LoRA that is resumed; and a model that lacks a tensor, or holds one under another name,
-with a dimension less, or with a NaN, for each of its tensors (detected: refused in one line).
+with a dimension less, or with a NaN, for each of its tensors; adapters likewise (detected: refused in one line).
 
 Questions: a file with a row that lacks a field, holds none, or contradicts another one, one that is cut, and one with a
-byte order mark (detected: refused with a line that names the file, or read as it was).
+byte order mark (detected: refused with a line that names the file, or read as it was). Tokenizers whose class, model
+type and tokenizer.json are drawn (detected: refused, or 50 random texts are encoded and decoded as by that file).
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -49,6 +51,7 @@ from command_line import TINY, finish, make_parser
 from damage import FILES, FOLDERS, Outcome, Problem, damage_file, damage_folder, model_trials
 from kills import count_calls, first_difference, kill_at_call
 from question_damage import question_trials
+from tokenizer_damage import tokenizer_trials
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
@@ -240,9 +243,10 @@ class Campaign:
             self.judge(kind, what, trial)
         del VARIANTS["lora"]
 
-    def questions(self) -> None:
-        """Damage to files of questions."""
-        for kind, what, trial in question_trials(self.folder, self.rng):
+    def inputs(self, tokenizers: int) -> None:
+        """Damage to files of questions, and tokenizers."""
+        trials = question_trials(self.folder, self.rng), tokenizer_trials(self.folder, self.rng, tokenizers)
+        for kind, what, trial in itertools.chain(*trials):
             self.judge(kind, what, trial)
 
 
@@ -295,7 +299,7 @@ def main() -> int:
                     trial = partial(campaign.damaged, variant, original, how, name, go_on=go_on)
                     campaign.judge(f"{'openrlhf' if variant == 'openrlhf' else 'local'}: {how}", name, trial)
             campaign.models()
-            campaign.questions()
+            campaign.inputs(5 if arguments.small else 30)
             for _ in range(1 if arguments.small else 10):
                 for kind in KILLS:
                     campaign.kill(kind)

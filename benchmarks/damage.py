@@ -100,7 +100,15 @@ def model_trials(folder: Path, rng: random.Random, train: Callable[[Path], int])
             yield f"cached model: {how}", name, partial(cached, how, name)
         for name in ("model.safetensors", "config.json"):
             yield f"base of an adapter: {how}", name, partial(adapted, how, name)
-    tensors = load_file(base / "model.safetensors")
+    for checkpoint in sorted(run.glob("checkpoint-*"))[-1:]:
+        adapter = shutil.copytree(checkpoint / "adapter", folder / "adapter")  # where no manifest is beside it
+        yield from incomplete("adapter", adapter / "adapter_model.safetensors")
+    yield from incomplete("model", base / "model.safetensors")
+
+
+def incomplete(kind: str, file: Path) -> Iterator[tuple[str, str, Trial]]:
+    """Each tensor of a file of weights changed, one at a time; then the file is as it was."""
+    tensors, content = load_file(file), file.read_bytes()
     changes: dict[str, Callable[[str], dict[str, torch.Tensor]]] = {
         "a tensor missing": lambda name: {},
         "another name": lambda name: {f"x.{name}": tensors[name]},
@@ -110,13 +118,18 @@ def model_trials(folder: Path, rng: random.Random, train: Callable[[Path], int])
     for what, change in changes.items():
         for name in tensors:
             changed = {other: one for other, one in tensors.items() if other != name} | change(name)
-            save_file(changed, base / "model.safetensors", metadata={"format": "pt"})
-            yield f"incomplete model: {what}", name, partial(refused, base)
+            save_file(changed, file, metadata={"format": "pt"})
+            yield f"incomplete {kind}: {what}", name, partial(refused, file.parent)
+    file.write_bytes(content)
 
 
 def refused(folder: Path) -> Problem | None:
+    """Also where it was to be made in the cache, which must not keep it."""
+    cached = folder.parent / "cache"
+    there = {*cached.glob("*")}
     try:
-        PretrainedModel(str(folder)).prepare()
+        PretrainedModel(str(folder), cache=str(cached)).prepare()
     except ValueError as error:
-        return ("lost", str(error)) if "\n" in str(error) else None
+        left = {*cached.glob("*")} - there
+        return ("lost", f"{error}, in the cache: {left}") if "\n" in str(error) or left else None
     return "silent", ""

@@ -104,6 +104,9 @@ def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
         "n_group": 1,  # of experts
         "topk_group": 1,
         "max_window_layers": layers,
+        # Of the layers' weights. Much smaller ones would leave the last token's embedding as it is, and with tied
+        # weights all responses would repeat that token: no group would have a signal.
+        "initializer_range": 0.1,
     }
     # The heads of a Mamba layer have the width mamba_expand · hidden_size together, unless mamba_d_ssm names it.
     if (width := getattr(bound, "mamba_expand", None)) and not getattr(bound, "mamba_d_ssm", None):

@@ -230,8 +230,12 @@ def test_a_package_of_another_version_than_openrlhf_asks_for_is_named(monkeypatc
 
 @pytest.mark.parametrize("shape", [Qwen2Config, Qwen3Config, LlamaConfig, MixtralConfig])
 @pytest.mark.parametrize("tensor_parallel", [1, 8])
-def test_the_small_model_has_the_bound_architecture_and_tells_temperatures_apart(tmp_path, shape, tensor_parallel):
-    shape(num_key_value_heads=8).save_pretrained(tmp_path / "bound")
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_small_model_has_the_bound_architecture_and_tells_temperatures_apart(
+    tmp_path, shape, tensor_parallel, tied
+):
+    """With tied weights too, where a model that keeps the last token's embedding says nothing but that token."""
+    shape(num_key_value_heads=8, tie_word_embeddings=tied).save_pretrained(tmp_path / "bound")
     architecture = tiny.make_model(str(tmp_path / "bound"), tmp_path / "small", tensor_parallel)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "small", dtype=torch.float32)
     assert type(model).__name__ == architecture == shape.__name__.removesuffix("Config") + "ForCausalLM"
@@ -239,6 +243,7 @@ def test_the_small_model_has_the_bound_architecture_and_tells_temperatures_apart
     assert model.config.num_key_value_heads % tensor_parallel == 0
     logits = model(torch.arange(18)[None]).logits
     assert 1 < logits.std() < 4
+    assert torch.distributions.Categorical(logits=logits).entropy().mean() > 0.5, "nats of 2.9"
 
 
 PATTERN = ["linear_attention"] * 3 + ["full_attention"]
