@@ -1,10 +1,9 @@
 #!/usr/bin/env python
-"""Evaluate a model on benchmarks, grade saved responses again, compare evaluations, write reports.
+"""Evaluate a model on benchmarks, grade saved responses again, write reports.
 
     python evals/run_bench.py --model runs/x/checkpoint-700 --suite paper --out results/x
     python evals/run_bench.py --model … --benchmarks math500,aime24 --limit 20 --engine transformers
     python evals/run_bench.py regrade results/x
-    python evals/run_bench.py compare results/a results/b
     python evals/run_bench.py report results/a results/b --html out.html
     python evals/run_bench.py table gin/paper/table6.gin            # all finished runs of a suite, beside the paper's
 
@@ -27,13 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import write_json
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.redaction import without_password
 
 
 def main() -> int:
-    actions = {"run": _run, "regrade": _regrade, "compare": _compare, "report": _report, "table": _table}
+    actions = {"run": _run, "regrade": _regrade, "report": _report, "table": _table}
     words = sys.argv[1:]
     action = words.pop(0) if words and words[0] in actions else "run"
     terminal.messages()
@@ -377,24 +375,6 @@ def _regrade(words: list[str]) -> int:
 
     folder = arguments.folder
     _write(folder, regrade(folder, arguments.timeout, arguments.workers, not arguments.one_grader))
-    return 0
-
-
-def _compare(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="run_bench.py compare", description="Paired differences between two evaluations, with p-values."
-    )
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
-    parser.add_argument("--json", type=terminal.output_file, metavar="FILE", help="also write the comparison here")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
-    arguments = parser.parse_args(words)
-    from exgrpo_orlhf.evaluation.compare import compare
-
-    comparison = compare(arguments.first, arguments.second, arguments.seed)
-    print(comparison.table())
-    if arguments.json:
-        write_json(arguments.json, comparison.as_json())
     return 0
 
 

@@ -16,9 +16,8 @@ import combined
 import numpy as np
 
 from exgrpo_orlhf.evaluation.results_table import markdown_table
-from exgrpo_orlhf.evaluation.statistics import holm
 from exgrpo_orlhf.study.comparison_tables import difference, number, p_value, plus_minus
-from exgrpo_orlhf.study.seeds import Mean, mean
+from exgrpo_orlhf.study.seeds import Mean, holm, mean
 
 APPENDIX = "appendix.md.in"
 _PLACE = re.compile(r"\{\{(\w+)((?: [^{}]+)?)\}\}")

@@ -1,4 +1,4 @@
-"""Metrics of graded samples, with confidence intervals and paired tests.
+"""Metrics of graded samples, with confidence intervals.
 
 The unit is the question: 32 samples of one question are not 32 questions. Every metric is first computed for each
 question, shape (Q,). Only questions are resampled.
@@ -13,9 +13,8 @@ samples (tests/evaluation/test_eval_statistics.py repeats it):
   2.5 Q for uniform values.
 - Means of few values lie on a lattice, so quantiles interpolate between the midpoints of its steps.
 
-scipy.stats.bootstrap and permutation_test cannot take their place: 34 s instead of 0.07 s for the four pass@k of
-12,032 questions (MMLU-Pro), NaN for equal values, and of two models of equal skill 2 to 3 % instead of 5 % are called
-different at Q = 30 with single samples, without an interval that agrees with the test.
+scipy.stats.bootstrap cannot take their place: 34 s instead of 0.07 s for the four pass@k of 12,032 questions, and NaN
+for equal values.
 
 A bootstrap of equal values has width 0. There the bound is exact, that of Clopper and Pearson for a value that all Q
 questions have: for 1 correct question of 1 the interval is [0.025, 1].
@@ -23,7 +22,6 @@ questions have: for 1 correct question of 1 the interval is [0.025, 1].
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,16 +45,6 @@ class Estimate:
     value: float
     low: float
     high: float
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """A mean difference over the same questions, its 95 % interval and the two-sided p-value of no difference."""
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
 
 
 def avg_at_k(correct: npt.ArrayLike) -> Array:
@@ -136,69 +124,6 @@ def mean_over(
     return _bootstrap(strata, [size / sum(sizes) for size in sizes] if micro else weights, rng, resamples)[0]
 
 
-def paired(
-    benchmarks: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]], rng: np.random.Generator, resamples: int = RESAMPLES
-) -> PairedDifference:
-    """The mean of b − a over the same questions in the same order, values from 0 to 1.
-
-    benchmarks: (a, b), (Q_b,) each. Of several, it is the mean of their differences with equal weights; the test is
-    conservative if these differ.
-
-    A wild bootstrap: the sign of every question's difference is flipped at random, which imposes the null hypothesis.
-    p is the share of resamples with a mean further from 0 than the observed one, plus half of those equally far.
-    Without that half, values 0 and 1 at Q = 30 would be called different in 1 to 3 % of the cases instead of 5 %. The
-    test is valid for any Q if the two models have the same distribution, for large Q if only their means are equal.
-
-    The interval holds the differences that the same resamples do not reject: 0 is inside it only if p ≥ 0.05, and
-    outside it only if p < 0.05. It needs no further resamples: for shifts between the mean of the flipped differences
-    and the mean of the others, a resample is at least as far as the observed mean (Hartigan 1969). If all differences
-    are equal, the interval is the exact bound (module docstring), with the same p.
-
-    Raises ValueError if the lengths differ, there are no questions or a value is outside 0 to 1.
-    """
-    strata = []
-    for models in benchmarks:
-        a, b = (_shares(np.asarray(values)[None])[0] for values in models)
-        if len(a) != len(b):
-            raise ValueError(f"paired values must be of the same questions; got {len(a)} and {len(b)}")
-        strata.append(np.round(b - a, _DIGITS))
-    weights = _equal_weights(len(strata))
-    difference = sum(w * float(values.mean()) for w, values in zip(weights, strata, strict=True))
-    sums, signs = np.zeros(resamples), np.zeros(resamples)  # weighted means of the flipped differences, of the signs
-    for weight, stratum in zip(weights, strata, strict=True):
-        values, counts = np.unique(stratum, return_counts=True)
-        for rows in _chunks(resamples, len(values)):
-            flips = 2 * rng.binomial(counts, 0.5, (rows.stop - rows.start, len(values))) - counts
-            sums[rows] += weight / len(stratum) * (flips @ values)
-            signs[rows] += weight / len(stratum) * flips.sum(axis=1)
-    all_alike = np.abs(signs) > 1 - 1e-9  # all flipped or none: as far as the observed mean for every shift
-    with np.errstate(divide="ignore", invalid="ignore"):
-        one = np.where(all_alike, -1.0, (difference + sums) / (1 + signs))
-        other = np.where(all_alike, 1.0, (difference - sums) / (1 - signs))
-    lower, upper = np.round(np.minimum(one, other), _DIGITS), np.round(np.maximum(one, other), _DIGITS)
-    p_value = float(np.mean((lower < 0) & (upper > 0)) + np.mean((lower == 0) | (upper == 0)) / 2)
-    if round(difference, _DIGITS) == 0:
-        p_value = 1.0
-    # The outermost shifts that at least 5 % of the resamples are as far from.
-    allowed = max(math.ceil(resamples * (1 - LEVEL) - 1e-9), 1)
-    low, high = np.partition(lower, allowed - 1)[allowed - 1], np.partition(upper, -allowed)[-allowed]
-    if all(_constant(stratum) for stratum in strata):
-        low = high = difference
-    estimate = _with_constants(difference, low, high, strata, weights, -1.0)
-    return PairedDifference(difference, estimate.low, estimate.high, max(p_value, 1 / resamples))
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction: the k-th smallest of m times m − k + 1, made monotone. None (no test) is skipped."""
-    tested = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
-    corrected: list[float | None] = [None] * len(p_values)
-    largest = 0.0
-    for rank, (p, i) in enumerate(tested):
-        largest = max(largest, min(1.0, (len(tested) - rank) * p))
-        corrected[i] = largest
-    return corrected
-
-
 def _bootstrap(
     strata: Sequence[Array], weights: Sequence[float], rng: np.random.Generator, resamples: int
 ) -> list[Estimate]:
@@ -235,24 +160,24 @@ def _bca(strata: Sequence[Array], weights: Sequence[float], means: Array) -> Est
         acceleration = third / (6 * variance**1.5)
         shifted = acceleration + np.array([-reach, reach])
         low, high = _quantile(means, ndtr(acceleration + shifted / (1 - acceleration * shifted)))
-    return _with_constants(value, low, high, strata, weights, 0.0)
+    return _with_constants(value, low, high, strata, weights)
 
 
 def _with_constants(
-    value: float, low: float, high: float, strata: Sequence[Array], weights: Sequence[float], floor: float
+    value: float, low: float, high: float, strata: Sequence[Array], weights: Sequence[float]
 ) -> Estimate:
     """Add the exact bounds of strata whose questions all have one value, by adding squares of half widths.
 
     With probability 97.5 %, at most a share u of all questions has other values, where (1 − u)^Q = 0.025. Those values
-    lie between `floor` and 1.
+    lie between 0 and 1.
     """
     below, above = max(value - float(low), 0.0) ** 2, max(float(high) - value, 0.0) ** 2
     for weight, values in zip(weights, strata, strict=True):
         if _constant(values):
             unseen = 1 - ((1 - LEVEL) / 2) ** (1 / len(values))
-            below += (weight * unseen * (float(values[0]) - floor)) ** 2
+            below += (weight * unseen * float(values[0])) ** 2
             above += (weight * unseen * (1 - float(values[0]))) ** 2
-    return Estimate(value, max(value - below**0.5, floor), min(value + above**0.5, 1.0))
+    return Estimate(value, max(value - below**0.5, 0.0), min(value + above**0.5, 1.0))
 
 
 def _quantile(sample: Array, shares: Array) -> Array:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..evaluation.plots import short
-from ..evaluation.statistics import holm
 from .curve import AXES, Array, Curve, Params, TrackedRun, band, common_range
-from .seeds import Mean, mean, paired
+from .seeds import Mean, holm, mean, paired
 
 # What is measured of every run and compared, in the metric's unit: (key, heading).
 MEASURES = (

@@ -18,6 +18,7 @@ permutation_test also takes equal means for different ones where they differ by 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +66,17 @@ def paired(differences: npt.ArrayLike) -> Paired:
     error = _standard_error(d)
     p = None if error is None else float(2 * stdtr(len(d) - 1, -abs(d.mean()) / error))
     return Paired(mean(d), p, _sign_flip(d) if len(d) <= EXACT_UP_TO else None)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down correction: the k-th smallest of m times m − k + 1, made monotone. None (no test) is skipped."""
+    tested = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, i) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p))
+        corrected[i] = largest
+    return corrected
 
 
 def _sign_flip(differences: npt.NDArray[np.float64]) -> float:

@@ -11,11 +11,9 @@ from results_builder import line, make_results
 
 from exgrpo_orlhf.evaluation import benchmarks
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Definitions
-from exgrpo_orlhf.evaluation.compare import compare
 from exgrpo_orlhf.evaluation.results import metrics, summarise
 from exgrpo_orlhf.evaluation.results_table import means
 from exgrpo_orlhf.evaluation.samples import SampleFile
-from exgrpo_orlhf.files import write_json
 
 LINES = [  # row, sample, verdict, plain, extracted, finish, tokens, sound, group
     (0, 0, "correct", "correct", "4", "stop", 10, True, "a"),
@@ -148,20 +146,6 @@ def test_benchmarks_of_ones_own_alone_have_a_mean(tmp_path):
     facts = {name: {**entry, "in_mean": False} for name, entry in results["benchmarks"].items()}
     files = {name: SampleFile(tmp_path / name / "samples.jsonl") for name in facts}
     assert summarise("x", {}, facts, {}, files, {})["means"] == results["means"]
-
-
-def test_a_comparison_has_the_same_mean_with_a_benchmark_beside_the_suite(tmp_path):
-    for name, skill in (("a", 0.3), ("b", 0.6)):
-        make_results(tmp_path / name, SIZES, skill=skill)
-        more = make_results(tmp_path / f"{name}2", {**SIZES, "gpqa": (5, 5, 5, 1)}, skill=skill)
-        more["benchmarks"]["gpqa"]["in_mean"] = False
-        write_json(tmp_path / f"{name}2" / "results.json", more)
-    before = compare(tmp_path / "a", tmp_path / "b")
-    after = compare(tmp_path / "a2", tmp_path / "b2")
-    assert after.macro == before.macro
-    macro = lambda result: next(line for line in result.table().split("\n") if line.startswith("macro")).split()
-    assert macro(after) == macro(before)
-    assert "not in the mean: GPQA-Diamond" in after.table()
 
 
 def test_an_evaluation_of_a_suite_and_a_block_of_ones_own_has_the_mean_of_the_suite(warm_model, tmp_path, bench):

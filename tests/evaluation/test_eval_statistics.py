@@ -18,7 +18,6 @@ from exgrpo_orlhf.evaluation.statistics import (
     intervals,
     maj_at_k,
     mean_over,
-    paired,
     pass_at_k,
 )
 
@@ -160,93 +159,6 @@ def test_the_largest_set_does_not_take_minutes():
     assert time.perf_counter() - started < 20
 
 
-# --- paired test ---
-
-
-def rejected(draw, repeats: int = REPEATS) -> float:
-    """How often draw(rng), a paired test, finds a difference at 5 %; the interval must agree each time."""
-    rng = seeded()
-    results = [draw(rng) for _ in range(repeats)]
-    for result in results:
-        assert result.low <= result.difference <= result.high
-        if 0 not in (result.low, result.high):
-            assert (result.p_value < 0.05) == (not result.low < 0 < result.high), result
-    return sum(result.p_value < 0.05 for result in results) / repeats
-
-
-def two_models(rng, questions: int, k: int, same: bool, better: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """avg@k of two models of the same score: alike on every question, or strong on different ones.
-
-    better: chance that b solves a sample which it would not have
-    """
-    a = rng.beta(0.6, 0.9, questions)
-    b = a if same else rng.beta(1.6, 2.4, questions)
-    b = b + (1 - b) * better
-    return rng.binomial(k, a) / k, rng.binomial(k, b) / k
-
-
-@pytest.mark.parametrize("same", [True, False])
-@pytest.mark.parametrize("questions", [30, 100, 500])
-@pytest.mark.parametrize("k", [1, 8])
-def test_the_false_positive_rate_is_at_its_level(questions, k, same):
-    """5 % ± 2 standard errors; two values of few questions leave only a few possible p: there from 3 %."""
-    share = rejected(lambda rng: paired([two_models(rng, questions, k, same)], rng, RESAMPLES))
-    assert (0.03 if k == 1 else 0.038) <= share <= 0.064
-
-
-def test_the_macro_false_positive_rate_is_at_its_level():
-    sizes = (20, 8), (30, 4), (200, 1)
-    draw = lambda rng: paired([two_models(rng, *size, same=False) for size in sizes], rng, RESAMPLES)
-    assert 0.038 <= rejected(draw) <= 0.064
-
-
-def test_the_interval_of_a_difference_covers_one_that_is_there():
-    """b solves what a does and a tenth of the rest: 0.06 on average; 30 questions of 8 samples."""
-    share = coverage(lambda rng: paired([two_models(rng, 30, 8, True, better=0.1)], rng, RESAMPLES), 0.06)
-    assert 0.93 <= share <= 0.97
-
-
-def test_a_difference_is_detected_the_more_often_the_more_questions_also_where_two_intervals_hide_it():
-    power = [
-        rejected(lambda rng, n=n: paired([two_models(rng, n, 8, True, better=0.1)], rng, RESAMPLES), 300)
-        for n in (30, 100, 500)
-    ]
-    assert power[0] < power[1] < power[2]
-    assert power[1] > 0.5
-    assert power[2] > 0.99
-    a, b = two_models(seeded(1), 200, 8, True, better=0.1)
-    assert interval(a, seeded()).high > interval(b, seeded()).low
-    assert paired([(a, b)], seeded()).p_value < 0.01
-
-
-def test_no_difference_at_all_has_p_1():
-    same = avg_at_k(clustered(seeded(), 20, 4))
-    result = paired([(same, same)], seeded())
-    bound = 1 - 0.025 ** (1 / 20)
-    assert (result.difference, result.p_value) == (0, 1)
-    assert (result.low, result.high) == (pytest.approx(-bound), pytest.approx(bound))
-    assert paired([([1, 0, 1, 1], [0, 1, 1, 1])], seeded()).p_value == 1  # one lost, one won
-
-
-def test_small_p_values_equal_enumeration_of_signs():
-    """6 of 6 won: the 2 of 64 patterns that flip all or none, which count whole. Others that are as far: half."""
-    assert paired([([0] * 6, [1] * 6)], seeded()).p_value == pytest.approx(2 / 64, abs=0.006)
-    differences = np.array([-1, -1, -1, -1, -2, 4]) / 8
-    sums = [abs(differences @ signs) for signs in itertools.product((-1, 1), repeat=6) if abs(sum(signs)) < 6]
-    observed = abs(differences.sum())
-    exact = (2 + sum((s > observed) + (s == observed) / 2 for s in sums)) / 64
-    p_value = paired([(np.maximum(-differences, 0), np.maximum(differences, 0))], seeded()).p_value
-    assert p_value == pytest.approx(exact, abs=0.015)
-
-
-def test_a_paired_difference_turns_with_its_models():
-    a, b = two_models(seeded(8), 100, 8, same=False, better=0.1)
-    there, back = paired([(a, b)], seeded()), paired([(b, a)], seeded())
-    assert there == paired([(a, b)], seeded())
-    assert there.difference == pytest.approx(-back.difference)
-    assert (there.low, there.high) == pytest.approx((-back.high, -back.low), abs=0.004)
-
-
 # --- errors ---
 
 
@@ -263,9 +175,7 @@ def test_a_paired_difference_turns_with_its_models():
         (lambda: interval([], seeded()), "at least one value a question"),
         (lambda: interval([0.5, float("nan")], seeded()), "shares from 0 to 1; got .*nan"),
         (lambda: interval([0, 31], seeded()), "shares from 0 to 1; got .*31"),
-        (lambda: paired([([0, 1], [1])], seeded()), "same questions; got 2 and 1"),
         (lambda: mean_over([], seeded()), "at least one"),
-        (lambda: paired([], seeded()), "at least one"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call, message):

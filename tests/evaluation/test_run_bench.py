@@ -227,11 +227,9 @@ def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, be
     assert again == content
 
 
-def test_compare_and_report_work_on_an_evaluations_folders(raw_model, tmp_path, bench, chains):
+def test_a_report_is_made_of_an_evaluations_folders(raw_model, tmp_path, bench, chains):
     chains("--limit", 30, out=tmp_path / "a")
     bench("--model", raw_model, *CHAINS, "--limit", 30, "--out", tmp_path / "b")
-    assert "Modular chains" in bench("compare", tmp_path / "a", tmp_path / "b", "--json", tmp_path / "c.json")
-    assert json.loads((tmp_path / "c.json").read_text())
     bench("report", tmp_path / "a", tmp_path / "b", "--html", tmp_path / "both.html")
     assert "<svg" in (tmp_path / "both.html").read_text()
 
@@ -274,7 +272,7 @@ def test_an_evaluation_that_is_not_complete_reports_how_many_of_its_responses_th
     assert message in bench("--model", warm_model, *other, status=2), "before it generates"
     (tmp_path / "results.json").unlink()
     message = f"{tmp_path}: not complete: chains 6/20 responses; the command that began it continues it"
-    for words in (("regrade", tmp_path), ("compare", tmp_path, tmp_path), ("report", tmp_path, "--html", "x.html")):
+    for words in (("regrade", tmp_path), ("report", tmp_path, "--html", "x.html")):
         assert message in bench(*words, status=2)
     path.unlink()
     assert "not complete: chains 0/20 responses" in bench("regrade", tmp_path, status=2)

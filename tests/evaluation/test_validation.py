@@ -12,7 +12,6 @@ from run_builders import rows, small_bindings, train_small
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import sets
-from exgrpo_orlhf.evaluation.compare import compare
 from exgrpo_orlhf.evaluation.report import write_report
 from exgrpo_orlhf.evaluation.validation import metric_names
 
@@ -57,7 +56,6 @@ def test_responses_have_the_same_seeds_at_every_step_and_training_is_not_touched
     first, last = ([line["seed"] for line in rows(file)] for file in files)
     assert first == last
     assert len(set(first)) == len(first) == 40
-    assert "Validation" in compare(*folders, seed=0).table()
     write_report(folders, tmp_path / "steps.html")
     assert "<svg" in (tmp_path / "steps.html").read_text()
 

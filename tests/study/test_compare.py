@@ -26,10 +26,10 @@ from mlflow.tracking import MlflowClient
 from mlflow_server import Server
 from study_builders import made, script
 
-from exgrpo_orlhf.evaluation.statistics import holm
 from exgrpo_orlhf.study.comparison import MEASURES, compare
 from exgrpo_orlhf.study.comparison_tables import curves_csv, values_csv
 from exgrpo_orlhf.study.parent import PLANNED, SUITE_TAG
+from exgrpo_orlhf.study.seeds import holm
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
 
 METRIC, OLD = "eval/avg", "eval/old"
