@@ -15,7 +15,7 @@ from exgrpo_orlhf.records import MixedBatch
 def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
     """OpenRLHF's policy actor in this process, as its trainer makes it."""
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.engines.openrlhf import flags, launch
+    from exgrpo_orlhf.engines.openrlhf import launch
 
     values = {"actor.num_gpus_per_node": 1, "vllm.num_engines": 1, "ds.zero_stage": 2, "ds.packing_samples": packed}
     values["ds.attn_implementation"] = "flash_attention_2" if packed else "sdpa"
@@ -34,7 +34,7 @@ def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
     args = launch.parse(experiment, str(work.folder), work.folder, resume=False)
     args.exgrpo = replace(experiment, loss=work.loss)
     made = actor.MixedPolicyActor(1, 0, None, None)
-    made.init_model_from_pretrained(get_strategy(args), str(work.folder), flags.scheduler_steps(experiment), None)
+    made.init_model_from_pretrained(get_strategy(args), str(work.folder), 1, None)  # 1: of a schedule that is not OpenRLHF's
     return made
 
 

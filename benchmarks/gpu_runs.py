@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -42,7 +43,9 @@ def product(work: Work, files: list[str], bindings: list[str]) -> Figures:
     run = Path(tempfile.mkdtemp(dir=work.folder)) / "run"
     words = [f"--gin={file}" for file in files] + [f"--set={binding}" for binding in bindings]
     command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--out", str(run), *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    # Of the processes of this benchmark alone: Ray would find that its two pretended GPUs are hidden.
+    environment = {name: value for name, value in os.environ.items() if work.cuda or name != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {(done.stderr or done.stdout)[-1500:]}")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

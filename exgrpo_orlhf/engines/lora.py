@@ -86,7 +86,9 @@ class Adapter:
         """Within this context a weight of the base model is merged, if an adapter is beside it, and not cut into
         ZeRO-3's shards. All ranks must enter it."""
         layer = next((one for one in self._layers.values() if one.get_base_layer().weight is weight), None)
-        with gathered([weight, *(layer.parameters() if layer else ())]):
+        # Not the layer's bias, which a bucket of vLLM's weights may hold beside it: nothing is gathered twice.
+        parts = [*layer.lora_A.parameters(), *layer.lora_B.parameters()] if layer else []
+        with gathered([weight, *parts]):
             before = weight.data
             if layer is not None:
                 # Not peft's own product: on a CPU it would give A and B new memory, which DeepSpeed does not update.

@@ -168,7 +168,7 @@ def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(t
     assert machine.memory(experiment, None).outcome == "skipped"
     fits, small = memory_of_gpu(81559), memory_of_gpu(24564)
     assert (fits.outcome, small.outcome) == ("ok", "failed")
-    assert "update 38.3, rollout 66.5 of 85.5 GB; 228 of this machine's 1000 GB" in fits.measured
+    assert "update 38.8, rollout 66.5 of 85.5 GB; 228 of this machine's 1000 GB" in fits.measured
     assert "vllm.gpu_memory_utilization = 0.6 of 25.8 GB" in small.measured
     host["SC_PHYS_PAGES"] = 10**8
     assert memory_of_gpu(81559).outcome == "failed"

@@ -296,7 +296,7 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
     "scored": [share_rises, passes, some("replay/cut_high")],
     "unscored": [some("replay/truncated_share", 0, 1)],
     "forgetting": [some("replay/evicted"), some("replay/age_max", 2, 4), returned],
-    "short": [some("replay/actual_share", 0, 0.5), some("replay/bucket_unsolved")],
+    "short": [some("replay/actual_share"), some("replay/bucket_unsolved")],
     "in place": [again, some("replay/actual_share")],
     "late": [injected],
     "revisits": [some("replay/injected"), in_part],

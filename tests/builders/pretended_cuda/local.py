@@ -41,7 +41,12 @@ class Work:
         self.model, self.steps = model, steps
         self.here = Pretended if device == "cuda" else nullcontext
         self.settings = LocalEngine(
-            device=device, dtype=dtype, micro_batch_tokens=300, generation_rows=16, gradient_checkpointing=True
+            device=device,
+            dtype=dtype,
+            sampler="loop",
+            micro_batch_tokens=300,
+            generation_rows=16,
+            gradient_checkpointing=True,
         )
         self.engine = self.make()
 
