@@ -235,11 +235,11 @@ class Campaign:
 
     # -- models -------------------------------------------------------------------------------------------------------
 
-    def models(self) -> None:
+    def models(self, small: bool) -> None:
         """Damage to a cached model, to the base model of an adapter, and models that are not whole."""
         base = f"PretrainedModel.path = {str(self.folder / 'base')!r}"
         VARIANTS["lora"] = ["Work.model = @PretrainedModel()", base, "LoRA.rank = 2"]
-        for kind, what, trial in model_trials(self.folder, self.rng, lambda run: self.trained(run, "lora")):
+        for kind, what, trial in model_trials(self.folder, self.rng, lambda run: self.trained(run, "lora"), small):
             self.judge(kind, what, trial)
         del VARIANTS["lora"]
 
@@ -298,7 +298,7 @@ def main() -> int:
                     go_on = variant != "openrlhf" and campaign.trials % 10 == 0
                     trial = partial(campaign.damaged, variant, original, how, name, go_on=go_on)
                     campaign.judge(f"{'openrlhf' if variant == 'openrlhf' else 'local'}: {how}", name, trial)
-            campaign.models()
+            campaign.models(arguments.small)
             campaign.inputs(5 if arguments.small else 30)
             for _ in range(1 if arguments.small else 10):
                 for kind in KILLS:

@@ -65,8 +65,11 @@ def damage_folder(rng: random.Random, newest: Path, older: Path, how: str, other
     return path
 
 
-def model_trials(folder: Path, rng: random.Random, train: Callable[[Path], int]) -> Iterator[tuple[str, str, Trial]]:
-    """Kind of damage, what is damaged, and the trial. train: trains or resumes a run that adapts folder/base"""
+def model_trials(
+    folder: Path, rng: random.Random, train: Callable[[Path], int], small: bool
+) -> Iterator[tuple[str, str, Trial]]:
+    """Kind of damage, what is damaged, and the trial. train: trains or resumes a run that adapts folder/base; small:
+    one kind of damage to a tensor of an adapter instead of all"""
     made = ChainModel(**CACHED, cache=str(folder / "cache")).prepare()
     base, run = folder / "base", folder / "lora"
     shutil.copytree(made, base, ignore=shutil.ignore_patterns(manifest.NAME))
@@ -102,11 +105,11 @@ def model_trials(folder: Path, rng: random.Random, train: Callable[[Path], int])
             yield f"base of an adapter: {how}", name, partial(adapted, how, name)
     for checkpoint in sorted(run.glob("checkpoint-*"))[-1:]:
         adapter = shutil.copytree(checkpoint / "adapter", folder / "adapter")  # where no manifest is beside it
-        yield from incomplete("adapter", adapter / "adapter_model.safetensors")
-    yield from incomplete("model", base / "model.safetensors")
+        yield from incomplete("adapter", adapter / "adapter_model.safetensors", small)
+    yield from incomplete("model", base / "model.safetensors", False)
 
 
-def incomplete(kind: str, file: Path) -> Iterator[tuple[str, str, Trial]]:
+def incomplete(kind: str, file: Path, small: bool) -> Iterator[tuple[str, str, Trial]]:
     """Each tensor of a file of weights changed, one at a time; then the file is as it was."""
     tensors, content = load_file(file), file.read_bytes()
     changes: dict[str, Callable[[str], dict[str, torch.Tensor]]] = {
@@ -115,8 +118,8 @@ def incomplete(kind: str, file: Path) -> Iterator[tuple[str, str, Trial]]:
         "a dimension less": lambda name: {name: tensors[name][:-1].clone()},
         "a NaN": lambda name: {name: torch.where(tensors[name] == tensors[name].max(), torch.nan, tensors[name])},
     }
-    for what, change in changes.items():
-        for name in tensors:
+    for i, (what, change) in enumerate(changes.items()):
+        for name in [*tensors][i :: len(changes)] if small else tensors:
             changed = {other: one for other, one in tensors.items() if other != name} | change(name)
             save_file(changed, file, metadata={"format": "pt"})
             yield f"incomplete {kind}: {what}", name, partial(refused, file.parent)

@@ -245,7 +245,7 @@ def test_a_run_generates_ahead_beside_its_updates_and_loses_nothing_where_an_eng
     arguments = bindings(warm_model, *more)
     log = finish(start(run, False, *arguments), run, 1)
     error = log[log.rindex("error: ") :]
-    assert all(part in error for part in ("EngineLost: ", "DoctorEngine (process", "died", "last log lines of"))
+    assert all(part in error for part in ("EngineLost: ", "RolloutRayActor (process", "died", "last log lines of"))
     assert seen(run, "killed") == [True], "the engine was generating"
     assert set(checkpoints.find(run)) == {3}
     newest = run / "checkpoint-3"
