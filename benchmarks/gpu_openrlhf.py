@@ -34,7 +34,7 @@ def make_actor(work: Work, batch: MixedBatch, packed: bool) -> Any:
     args = launch.parse(experiment, str(work.folder), work.folder, resume=False)
     args.exgrpo = replace(experiment, loss=work.loss)
     made = actor.MixedPolicyActor(1, 0, None, None)
-    made.init_model_from_pretrained(get_strategy(args), str(work.folder), 1, None)  # 1: steps of a schedule that is ours
+    made.init_model_from_pretrained(get_strategy(args), str(work.folder), 1, None)  # 1: its own schedule's steps
     return made
 
 
