@@ -23,7 +23,8 @@ with a dimension less, or with a NaN, for each of its tensors; adapters likewise
 
 Questions: a file with a row that lacks a field, holds none, or contradicts another one, one that is cut, and one with a
 byte order mark (detected: refused with a line that names the file, or read as it was). Tokenizers whose class, model
-type and tokenizer.json are drawn (detected: refused, or 50 random texts are encoded and decoded as by that file).
+type and tokenizer.json are drawn (detected: 50 random texts are encoded and decoded as by that file, or transformers
+refuses it too).
 """
 
 from __future__ import annotations

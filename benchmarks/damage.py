@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file, save_file
 
-from exgrpo_orlhf import cache
+from exgrpo_orlhf import cache, checkpoints
 from exgrpo_orlhf.checkpoints import manifest
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 from exgrpo_orlhf.models.tiny_models import ChainModel
@@ -103,9 +103,9 @@ def model_trials(
             yield f"cached model: {how}", name, partial(cached, how, name)
         for name in ("model.safetensors", "config.json"):
             yield f"base of an adapter: {how}", name, partial(adapted, how, name)
-    for checkpoint in sorted(run.glob("checkpoint-*"))[-1:]:
-        adapter = shutil.copytree(checkpoint / "adapter", folder / "adapter")  # where no manifest is beside it
-        yield from incomplete("adapter", adapter / "adapter_model.safetensors", small)
+    trained = [*checkpoints.find(run).values()][-1] / "adapter"
+    adapter = shutil.copytree(trained, folder / "adapter")  # where no manifest is beside it
+    yield from incomplete("adapter", adapter / "adapter_model.safetensors", small)
     yield from incomplete("model", base / "model.safetensors", False)
 
 

@@ -1,4 +1,4 @@
-"""What the campaign does to tokenizers: each is read as its tokenizer.json says, or is refused."""
+"""What the campaign does to tokenizers: each is read as its tokenizer.json says, unless transformers refuses it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from damage import Problem, Trial
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer
 
 from exgrpo_orlhf import tokenizer_file
 
@@ -69,8 +70,12 @@ def _as_its_file(folder: Path, drawn: dict[str, Any], texts: list[str]) -> Probl
     (folder / "config.json").write_text(json.dumps({"model_type": drawn["type"]}))
     try:
         read = tokenizer_file.load(folder)
-    except Exception as error:  # what a run's door refuses in one line (find_model)
-        return None if str(error).strip() else ("lost", repr(error))
+    except Exception as error:  # find_model refuses it in one line; ours alone would refuse what can be read
+        try:
+            AutoTokenizer.from_pretrained(folder)
+        except Exception:  # of transformers or tokenizers, of any class
+            return None
+        return "lost", repr(error)
     for text in texts:
         ids = tokenizer.encode(text).ids
         if read(text)["input_ids"] != ids or read.decode(ids) != tokenizer.decode(ids, skip_special_tokens=False):

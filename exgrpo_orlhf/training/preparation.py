@@ -82,7 +82,7 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
     decisions.cut_back(step)
     metrics.cut_back(step)
     metrics.warn_if_missing(range(step + 1) if checkpoint else ())
-    assert metrics.identity  # written before anything else: a killed start is then known as a run's
+    _ = metrics.identity  # writes metrics.id, before all other files: by it a killed start is known as a run's
     copy_curve(Path(engine.model_path), folder, resumed=checkpoint is not None)
     write(folder / "config.gin", experiment.config_text)
     hashes = {f"{binding} sha256": digest for binding, digest in own_code.items()}

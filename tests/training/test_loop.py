@@ -23,6 +23,8 @@ from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.evaluation.validation import Validation
 from exgrpo_orlhf.replay.snapshot import SnapshotError
 from exgrpo_orlhf.rewards import GradingError
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.run import train
 
 
@@ -341,6 +343,25 @@ def test_a_run_begins_in_no_folder_of_other_things(option, warm_model, tmp_path,
         assert done.returncode == 2
         assert f"{folder} is not empty and holds no run ({named})" in done.stderr
         assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("moment", ["config.gin is written", "the first evaluation"])
+def test_a_run_killed_before_its_first_metrics_is_resumed(moment, warm_model, tmp_path, monkeypatch):
+    """Without tracking, where nothing else asks for its identity."""
+    run, go_on = tmp_path / "run", ("train.steps = 1", "Tracking.enabled = False")
+
+    def killed(*_, **__):
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            *((TrainingRun, "run") if moment == "config.gin is written" else (MetricsLog, "append")), killed
+        )
+        with pytest.raises(SystemExit):
+            go(warm_model, run, *go_on)
+    assert (run / "config.gin").exists()
+    assert not (run / "metrics.jsonl").exists()
+    assert go(warm_model, run, *go_on, resume=True).steps == 1
 
 
 def test_a_resumed_run_has_the_evaluation_that_it_began_with(warm_model, tmp_path):
