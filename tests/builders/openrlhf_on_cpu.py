@@ -8,7 +8,8 @@ import os
 
 import pytest
 
-if importlib.util.find_spec("openrlhf") is None:
+# Not its name alone: pytest puts tests/engines into the path, and the folder openrlhf there would do.
+if importlib.util.find_spec("openrlhf.trainer") is None:
     pytest.skip("the OpenRLHF stack is not installed (make openrlhf-cpu)", allow_module_level=True)
 
 from exgrpo_orlhf.engines.openrlhf import cpu

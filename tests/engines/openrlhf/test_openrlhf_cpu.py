@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 
-pytest.importorskip("openrlhf", reason="OpenRLHF is not installed")
+pytest.importorskip("ray", reason="OpenRLHF is not installed")
 if torch.cuda.is_available():
     pytest.skip("the CPU test layout does nothing where there is CUDA", allow_module_level=True)
 
