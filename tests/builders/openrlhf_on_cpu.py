@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-# Not its name alone: pytest puts tests/engines into the path, and the folder openrlhf there would do.
-if importlib.util.find_spec("openrlhf.trainer") is None:
+# By Ray, which comes with it: pytest puts tests/engines into the path, and would take the folder openrlhf there for it.
+if importlib.util.find_spec("ray") is None:
     pytest.skip("the OpenRLHF stack is not installed (make openrlhf-cpu)", allow_module_level=True)
 
 from exgrpo_orlhf.engines.openrlhf import cpu

@@ -59,7 +59,7 @@ def local(device, warm_model, tmp_path_factory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def actor(device, warm_model) -> dict[str, Any]:
-    if importlib.util.find_spec("openrlhf.trainer") is None:
+    if importlib.util.find_spec("ray") is None:
         pytest.skip("the OpenRLHF stack is not installed (make openrlhf-cpu)")
     return run(device, "actor.py", warm_model)
 
