@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 
 import pytest
 import torch
 
-pytest.importorskip("ray", reason="OpenRLHF is not installed")
+if find_spec("ray") is None:  # which comes with OpenRLHF
+    pytest.skip("OpenRLHF is not installed", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("the CPU test layout does nothing where there is CUDA", allow_module_level=True)
 
