@@ -1,6 +1,7 @@
 # make quickstart   virtual environment, install, train the tiny model with ExGRPO and on-policy, compare
 # make test         the tests that take minutes together, in two processes
-# make test-all     those, then the slow ones: campaigns of kills, browsers, whole OpenRLHF runs
+# make test-all     those, then the slow ones: kills, browsers, whole OpenRLHF runs
+# make test-long    what takes too long to run with them each time: campaigns, studies, more OpenRLHF runs
 # make campaign     30 minutes of kills and damage at random (docs/dev/reliability.md)
 # make lint         ruff and mypy
 # make smollm2      the weights of SmolLM2-135M-Instruct (93 MB), for gin/smollm2.gin
@@ -11,7 +12,7 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN = $(VENV)/bin
 
-.PHONY: quickstart test test-all campaign install openrlhf-cpu smollm2 reasoning-gym lint clean
+.PHONY: quickstart test test-all test-long campaign install openrlhf-cpu smollm2 reasoning-gym lint clean
 
 quickstart: install
 	$(BIN)/python scripts/quickstart.py
@@ -22,7 +23,10 @@ test: install
 
 # The tests of OpenRLHF come one after another in one process (tests/conftest.py): they wait more than they compute.
 test-all: test
-	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -m "slow and not long" -n $(JOBS) --dist loadgroup
+
+test-long: install
+	$(BIN)/python -m pytest -m long -n $(JOBS) --dist loadgroup
 
 campaign: install
 	$(BIN)/python benchmarks/campaign.py

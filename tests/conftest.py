@@ -8,6 +8,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,49 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "openrlhf" if "openrlhf" in file or "doctor" in file else file
 
     return ByFile(config, log)
+
+
+# Slow tests of what shorter ones cover in part: runs of one more layout, campaigns, studies. `make test-long` runs
+# them; with them `make test-all` would take an hour on two cores.
+LONG = (
+    "test_benchmarks.py::test_the_small_size_runs_to_its_end[campaign]",
+    "test_benchmarks.py::test_the_small_size_runs_to_its_end[smollm2]",
+    "test_benchmarks.py::test_the_small_size_runs_to_its_end[gpu --section 8]",
+    "test_benchmarks.py::test_the_small_size_runs_to_its_end[lora]",
+    "test_benchmarks.py::test_every_section_of_the_gpus_benchmark_is_built_at_full_size_too",
+    "test_doctor.py::test_planted_faults_are_named",
+    "test_openrlhf_lora.py::test_with_zero_3_on_two_ranks",
+    "test_openrlhf_matrix.py::*[1-",
+    "test_openrlhf_run.py::test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal",
+    "test_openrlhf_run.py::test_a_full_object_store_ends_the_run_with_its_name",
+    "test_openrlhf_run.py::test_su01s_recipe",
+    "test_openrlhf_run.py::test_a_trial_makes_its_steps",
+    "test_product_path.py::test_a_run_on_openrlhf_does_too[H100]",
+    "test_product_path.py::test_a_run_on_openrlhf_does_too[RTX 4090]",
+    "test_real_questions.py::test_replayed_steps_on_real_questions_stay_within_bounded_memory",
+    "test_resume.py::test_a_resumed_run_with_options_equals_a_straight_one[together]",
+    "test_resume.py::test_a_resumed_run_with_options_equals_a_straight_one[weighted]",
+    "test_run_bench.py::test_random_kills_change_nothing",
+    "test_study_script.py::test_a_study_stopped_by_ctrl_c",
+    "test_tiny_models.py::test_a_warm_up_teaches_the_form_of_chains_asked_together",
+    "test_vllm_here.py::test_a_killed_run_resumes_and_ends_as_an_undisturbed_one",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before -m chooses among them."""
+    for item in items:
+        if any(_is(item, name) for name in LONG):
+            item.add_marker("long")
+    files = {item.path.name for item in items}
+    gone = [name for name in LONG if name.split("::")[0] in files and not any(_is(item, name) for item in items)]
+    assert not gone or any("::" in word for word in config.args), f"LONG names tests that are gone: {gone}"
+
+
+def _is(item: pytest.Item, name: str) -> bool:
+    """name: the beginning of an id without its folder; a * stands for any text"""
+    return fnmatchcase(item.nodeid, f"*/{name.replace('[', '[[]')}*")
 
 
 def pytest_collection_finish() -> None:

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.doctor import finding, machine, parity, tiny
+from exgrpo_orlhf.doctor import cluster, finding, machine, parity, tiny
 from exgrpo_orlhf.doctor.finding import Finding
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.settings import OpenRLHF
@@ -295,7 +295,7 @@ def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layo
 
 
 def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
-    """And bfloat16 alone makes an error far below the limit."""
+    """And bfloat16 alone, whose error depends on the processor, leaves the limit below that of half a gradient."""
     model = tmp_path / "model"
     tiny.make_model(None, model, 1)
     _, experiment = tiny.doctor_experiments(["engines/openrlhf_cpu.gin"], [], model)
@@ -304,9 +304,9 @@ def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     right, rounded = (parity.plain(experiment, model, batch, dtype) for dtype in ("float32", "bfloat16"))
     assert parity.Difference.between(right, right).error == 0
     own = parity.Difference.between(rounded, right)
-    assert 1e-4 < own.error < 0.02
-    half = [{name: g / 2 for name, g in step.items()} for step in right]
-    assert parity.Difference.between(half, right).norm == pytest.approx(0.5)
+    assert 1e-4 < own.error < 0.5 / cluster.GRADIENT_FACTOR
+    half = parity.Difference.between([{name: g / 2 for name, g in step.items()} for step in right], right)
+    assert half.norm == half.error == pytest.approx(0.5)
     with pytest.raises(ValueError, match="2 optimiser steps were made instead of 1"):
         parity.Difference.between(right * 2, right)
     ahead = parity.generated_ahead(parity.plain_engine(experiment, model, "float32"), batch)
