@@ -16,6 +16,7 @@ from .files import write
 from .questions.prompts import PromptEncoder
 from .questions.question_files import place_of, read_rows
 from .questions.reading import read_prompt
+from .questions.special_tokens import response_text
 from .records import Question, Trajectory
 from .replay import ReplayBuffer, snapshot
 from .rewards import Verifier
@@ -91,8 +92,9 @@ def read_experts(
         matches.append(same[0])
         encoded.append(np.array(ids, np.int32))
     # As rollouts are graded: by what the tokens say, which is not the text where the tokenizer lacks a character.
-    texts = [str(prompts.tokenizer.decode(ids.tolist(), skip_special_tokens=True)) for ids in encoded]
-    grades = verifier.grade_all(list(zip(matches, texts, strict=True)))
+    texts = [response_text(prompts.tokenizer, ids.tolist()) for ids in encoded]
+    opened = [prompts.opens_thought(question) for question in matches]
+    grades = verifier.grade_all(list(zip(matches, texts, strict=True)), opened)
     for row, (question, text, grade) in enumerate(zip(matches, texts, grades, strict=True)):
         if not grade.correct or grade.reward is None:
             problem = "must be correct" if grade.reward is not None else "could not be graded (right or not)"

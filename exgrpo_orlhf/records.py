@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .rounding import are_equal
+
 Finish = Literal["stop", "length"]
 Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
 Message = tuple[str, str]  # (role, content)
@@ -216,8 +218,7 @@ class RolloutGroup:
 
     @property
     def accuracy(self) -> Fraction | None:
-        """k/n over the gradable fresh rollouts alone, exact; None where fewer than two (of a single one: none)
-        could be graded.
+        """k/n over the gradable fresh rollouts, exact; None where fewer than two (of one: none) could be graded.
 
         The stored row of a replayed group does not count: with it, a replayed question could never fall below 1/K and
         every replay would lift its accuracy.
@@ -234,8 +235,7 @@ class RolloutGroup:
 
     @property
     def mean_reward(self) -> float:
-        """Of the gradable rollouts, exactly their reward where they all have the same (0.1 + 0.1 + 0.1 is not 3 · 0.1).
-        Raises IndexError where there is none."""
+        """Of the gradable rollouts; exactly their reward where all are the same. Raises IndexError without any."""
         rewards = self.rewards
         return rewards[0] + mean([reward - rewards[0] for reward in rewards])
 
@@ -243,7 +243,7 @@ class RolloutGroup:
     def spread(self) -> float:
         """σ_q, the standard deviation (of n) of its gradable rollouts' rewards; exactly 0 where all are the same."""
         rewards = self.rewards
-        return float(np.std([reward - rewards[0] for reward in rewards])) if rewards else 0.0
+        return 0.0 if are_equal(rewards) else float(np.std([reward - rewards[0] for reward in rewards]))
 
     def with_stored(self, stored: Trajectory | None, group_size: int) -> CompletedGroup:
         """The group with the rows that are trained on, `group_size` = K of them in a whole group.

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.playing import Player, episode_seeds, outdated
+from ..environments.playing import Player, episode_seeds, graded_text, outdated
 from ..files import Files
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
+from ..questions.special_tokens import response_text
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan
 from ..sampling import Request, Sampler, StepSeed
@@ -127,8 +128,12 @@ class Engine(ABC):
         return [[rollouts[next(left)] for _ in own] for own in seeds]
 
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """The response as text, without special tokens. For verifiers and people; it is never encoded again."""
-        return str(self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+        """The response as text (`response_text`). For verifiers and people; it is never encoded again."""
+        return response_text(self.tokenizer, token_ids.tolist())
+
+    def graded_text(self, rollout: Rollout) -> str:
+        """What a verifier grades of it (`playing.graded_text`)."""
+        return graded_text(rollout, self.decode, self.player.environment if self.player else None)
 
     @abstractmethod
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..rewards.answer import logs_of, single
 from ..rewards.sandbox.function import load_file, placed
+from ..rounding import LARGEST_REWARD
 
 _RESET, _STEP = ("observation",), ("rewards", "environment_feedback", "done")
 _SAID = mmap.mmap(-1, 2)  # shared by all forks: which warnings have been printed
@@ -158,6 +159,8 @@ def _number(result: Mapping[str, Any], name: str) -> float:
     number = single(result[name])
     if not isinstance(number, int | float) or not math.isfinite(number):
         raise BadResult(f"step returned {name!r} = {result[name]!r:.80}; expected one finite number")
+    if name == "rewards" and abs(number) > LARGEST_REWARD:
+        raise BadResult(f"step returned 'rewards' = {number:g}; expected a number between ±{LARGEST_REWARD:,.0f}")
     return float(number)
 
 

@@ -18,8 +18,9 @@ class Environment:
     path: 'file.py', as OpenRLHF's --train.agent_func_path takes it: with an AgentExecutor, or one class with the
         methods reset(states) and step(states). A name without a folder may be one of the files that come with this
         package ('chain_calculator.py'). None: no environment, one response to one prompt
-    reward: 'environment' (the sum of the rewards of its steps) or 'verifier' (the Verifier grades the text of the whole
-        episode, of which what the environment said is a part)
+    reward: 'environment' (the sum of the rewards of its steps), 'verifier' (the Verifier grades what the model wrote, a
+        line for each turn) or 'verifier_with_observations' (it grades the text of the whole episode, of which what the
+        environment said is a part, so that a tool's output can earn the reward)
     success_at: least score of a success, or sum of rewards where the last step returned no `scores`
     max_turns: turns of the model in an episode, at most
     stop: texts that end a turn of the model, beside its end tokens
@@ -34,7 +35,7 @@ class Environment:
     MAY_CHANGE: ClassVar[tuple[str, ...]] = ("timeout", "memory")
 
     path: str | None = None
-    reward: Literal["environment", "verifier"] = "environment"
+    reward: Literal["environment", "verifier", "verifier_with_observations"] = "environment"
     success_at: Finite = 1.0
     max_turns: Count = 8
     stop: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from operator import itemgetter
@@ -13,6 +13,7 @@ import numpy as np
 
 from ..questions.prompts import PromptEncoder
 from ..records import Grade, Question, Rollout, Trajectory
+from ..rounding import less_rounding
 from .environment import Environment
 from .episodes import Episode, EpisodeFailed, Reply
 
@@ -178,7 +179,7 @@ class Play:
             grade = Grade(self.failure.verdict, None)
         elif self.player.environment.reward == "environment":
             score = self.reward if self.score is None else self.score
-            success = score >= self.player.environment.success_at
+            success = score >= less_rounding(self.player.environment.success_at)
             grade = Grade("correct" if success else "wrong", self.reward, logs=self.logs)
         logprobs = np.array(self.logprobs, np.float32) if self.logprobs else None
         return Rollout(ids, "length" if self.truncated else "stop", grade, logprobs, actions=actions, seed=self.seed)
@@ -187,6 +188,15 @@ class Play:
         self.computed = None
         if self.episode is not None:
             self.episode.close()
+
+
+def graded_text(rollout: Rollout, decode: Callable[[np.ndarray], str], environment: Environment | None) -> str:
+    """What a verifier grades: a response; of an episode what the policy wrote, a line for each turn, or all of it
+    where Environment.reward says so."""
+    if rollout.actions is None or (environment and environment.reward == "verifier_with_observations"):
+        return decode(rollout.token_ids)
+    parts = np.split(rollout.token_ids, np.flatnonzero(np.diff(rollout.actions)) + 1)
+    return "\n".join(decode(part) for part in parts[not rollout.actions[0] :: 2])
 
 
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:
@@ -217,7 +227,7 @@ def _outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> 
         while turns := {i: turn for i in turns if plays[i].received() and (turn := next_turn(i))}:
             for i, turn in turns.items():
                 plays[i].act(Rollout(np.array(turn, np.int32), "stop"))
-    by_verifier = player.environment.reward == "verifier"
+    by_verifier = player.environment.reward != "environment"
     return [
         one.going
         or one.truncated

@@ -15,6 +15,7 @@ from ..checkpoints import claim
 from ..environments import close_episodes
 from ..files import write_json
 from ..progress import duration
+from ..questions.prompts import opens_thought
 from ..records import Question
 from ..rewards import Verifier, close_pools
 from ..sampling import EngineLost, Request, Sampler
@@ -164,8 +165,8 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         config = folder.read_config(out)
         try:
             for name, facts in before["benchmarks"].items():
-                if facts.get("environment", {}).get("reward") == "environment":
-                    continue  # its verdicts are the environment's
+                if facts.get("environment", {}).get("reward") in ("environment", "verifier"):
+                    continue  # its verdicts are the environment's, or of a part of what is saved
                 kind, function = facts["verifier"], facts["function"]
                 verifier = Verifier(kind, function=function, timeout=timeout, workers=workers, max_failed_share=1.0)
                 files[name].write(_regraded(files[name], verifier, plain, name))
@@ -184,7 +185,8 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> I
     samples, count = file.read(), 0
     while batch := list(islice(samples, _BATCH)):
         pairs = [(Question(each["id"], each["question"], each["gold"], name), each["response"]) for each in batch]
-        fields = verdicts(verifier, pairs, verifier.grade_all(pairs), plain)
+        opened = [opens_thought(each["prompt"]) for each in batch]
+        fields = verdicts(verifier, pairs, verifier.grade_all(pairs, opened), plain, opened)
         for sample, graded_fields in zip(batch, fields, strict=True):
             yield {**sample, **graded_fields}  # type: ignore[typeddict-item]
         count += len(batch)

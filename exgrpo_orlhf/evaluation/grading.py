@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..environments import NoEnvironment
+from ..questions.prompts import opens_thought
 from ..questions.text import plain_text
 from ..records import Grade, Question
 from ..rewards import GradingError, Verifier
@@ -41,14 +42,18 @@ def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> N
 
 
 def verdicts(
-    verifier: Verifier, pairs: Sequence[tuple[Question, str]], grades: Sequence[Grade], plain: bool
+    verifier: Verifier,
+    pairs: Sequence[tuple[Question, str]],
+    grades: Sequence[Grade],
+    plain: bool,
+    opened: Sequence[bool],
 ) -> list[dict[str, Any]]:
     """The fields of a sample that grading gives: extracted, verdict, sound, and plain, which is the verdict of
-    math-verify's plain recipe, None if it is not requested or cannot differ.
+    math-verify's plain recipe, None if it is not requested or cannot differ. opened: as in `Verifier.grade_all`
     """
     others: list[str | None] = [None] * len(grades)
     if plain and verifier.kind in _TWO_GRADERS:
-        others = [grade.verdict for grade in replace(verifier, kind="math_verify").grade_all(pairs)]
+        others = [grade.verdict for grade in replace(verifier, kind="math_verify").grade_all(pairs, opened)]
     return [
         {"extracted": grade.extracted, "verdict": grade.verdict, "sound": grade.sound, "plain": other}
         for grade, other in zip(grades, others, strict=True)
@@ -59,12 +64,15 @@ def graded(
     verifier: Verifier, responses: Sequence[Response], questions: Mapping[int, Question], plain: bool
 ) -> list[Sample]:
     """The samples of responses to one benchmark. questions: by row"""
-    pairs = [(questions[response.request.key[1]], response.text) for response in responses]
-    left = iter(verifier.grade_all([pair for pair, one in zip(pairs, responses, strict=True) if one.grade is None]))
+    texts = [one.text if one.graded_text is None else one.graded_text for one in responses]
+    pairs = [(questions[one.request.key[1]], text) for one, text in zip(responses, texts, strict=True)]
+    opened = [opens_thought(response.request.prompt, response.request.messages) for response in responses]
+    ungraded = [i for i, one in enumerate(responses) if one.grade is None]
+    left = iter(verifier.grade_all([pairs[i] for i in ungraded], [opened[i] for i in ungraded]))
     grades = [one.grade or next(left) for one in responses]
     verifier.check_failed(grades)
     samples = []
-    fields = verdicts(verifier, pairs, grades, plain)
+    fields = verdicts(verifier, pairs, grades, plain, opened)
     for response, (question, _), graded_fields in zip(responses, pairs, fields, strict=True):
         request = response.request
         _, row, sample = request.key

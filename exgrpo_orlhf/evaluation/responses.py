@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from ..environments.playing import Player
+from ..environments.playing import Player, graded_text
+from ..questions.special_tokens import response_text
 from ..records import Grade, Question, Rollout
 from ..sampling import EngineLost, Request, Sampler, ServedRollout
 
@@ -16,10 +17,11 @@ Key = tuple[str, int, int]  # benchmark, row of its set (from 0), sample (from 0
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """text: without special tokens; tokens: their number, with the end token; finish: 'length' if truncated
+    """text: as `response_text`; tokens: their number, with the end token; finish: 'length' if truncated
 
     prompt_tokens: their number, if a server rendered the prompt; else None
     grade: by the environment in which it was played; None: it is to be graded
+    graded_text: what the verifier grades, where that is not all of the text
     """
 
     request: Request
@@ -28,14 +30,17 @@ class Response:
     finish: Literal["stop", "length"]
     prompt_tokens: int | None = None
     grade: Grade | None = None
+    graded_text: str | None = None
 
     @classmethod
-    def of(cls, request: Request, rollout: Rollout, tokenizer: Any) -> Response:
-        """tokenizer: of the token ids"""
+    def of(cls, request: Request, rollout: Rollout, tokenizer: Any, player: Player | None = None) -> Response:
+        """tokenizer: of the token ids; player: of an episode"""
         if isinstance(rollout, ServedRollout):
             return cls(request, rollout.text, rollout.tokens, rollout.finish, rollout.prompt_tokens)
-        text = str(tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=True))
-        return cls(request, text, rollout.length, rollout.finish, grade=rollout.grade)
+        text = response_text(tokenizer, rollout.token_ids.tolist())
+        environment = player.environment if player else None
+        own = graded_text(rollout, lambda ids: response_text(tokenizer, ids.tolist()), environment)
+        return cls(request, text, rollout.length, rollout.finish, grade=rollout.grade, graded_text=own)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,8 @@ def respond(
         part = [*same]
         finished = {i for i, request in enumerate(part) if request.key in done}
         for portion in _episodes(sampler, part, finished, playing, name) if name else _single(sampler, part, finished):
-            yield [Response.of(part[i], rollout, tokenizer) for i, rollout in portion]
+            player = playing.players[name] if name else None
+            yield [Response.of(part[i], rollout, tokenizer, player) for i, rollout in portion]
 
 
 def _single(

@@ -67,7 +67,12 @@ class Validation:
             refuse_test_questions(self.questions, settings.disjoint_from)
 
     def evaluate(
-        self, step: int, generate: Responder, decode: Callable[[np.ndarray], str], prompts: PromptEncoder
+        self,
+        step: int,
+        generate: Responder,
+        decode: Callable[[np.ndarray], str],
+        graded_text: Callable[[Rollout], str],
+        prompts: PromptEncoder,
     ) -> dict[str, float]:
         """Returns metrics for the log, and writes samples and results.json to evaluation/<step>/ of the run.
 
@@ -78,7 +83,11 @@ class Validation:
         seeds = [[one.seed_at(0) for one in each] for _, each in groupby(requests, lambda request: request.key[1])]
         rollouts = generate(self.questions, seeds, settings.temperature, settings.top_p)
         responses = [
-            Response(request, decode(rollout.token_ids), rollout.length, rollout.finish, grade=rollout.grade)
+            Response(
+                *(request, decode(rollout.token_ids), rollout.length, rollout.finish),
+                grade=rollout.grade,
+                graded_text=graded_text(rollout),
+            )
             for request, rollout in zip(requests, chain.from_iterable(rollouts), strict=True)
         ]
         folder = self._run / "evaluation" / str(step)

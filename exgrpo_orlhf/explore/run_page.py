@@ -18,6 +18,7 @@ from .. import checkpoints, tokenizer_file
 from ..evaluation import html
 from ..files import write
 from ..paths import run_name
+from ..questions.special_tokens import response_text
 from ..records import Question
 from ..replay import ReplayBuffer, RetirementPolicy, snapshot
 from ..tracking.tracker import MlflowTracker
@@ -86,7 +87,7 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
 
 def _decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:
     tokenizer = tokenizer_file.load(checkpoint)
-    return lambda ids: str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+    return lambda ids: response_text(tokenizer, ids.tolist())
 
 
 def page(history: History, name: str, notes: Sequence[str] = ()) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..lazy import torch
+from ..rounding import ROUNDING
 from ..settings import check, require
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ class GroupAdvantages:
             raise ValueError(f"rewards and gradable must both be (groups, K), got {tuple(r.shape)}, {tuple(ok.shape)}")
         n = ok.sum(1, keepdim=True)
         # Relative to a reward of the group, so that equal rewards give exactly 0 whatever they are: 0.1 + 0.1 + 0.1 is
-        # not 3 · 0.1, and a row whose advantage is not 0 costs a backward pass.
+        # not 3 · 0.1, and a row whose advantage is not 0 costs a backward pass. The std would scale up their rounding.
         first = r.gather(1, ok.to(torch.int8).argmax(1, keepdim=True))
         r = torch.where(ok, r - first, 0)
+        r = torch.where(r.amax(1, keepdim=True) - r.amin(1, keepdim=True) > ROUNDING * first.abs().clamp(min=1), r, 0)
         mean = r.sum(1, keepdim=True) / n.clamp(min=1)
         centred = torch.where(ok & (n >= 2), r - mean, 0)
         std = (centred.square().sum(1, keepdim=True) / (n - 1).clamp(min=1)).sqrt()

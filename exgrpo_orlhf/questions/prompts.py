@@ -309,6 +309,10 @@ class PromptEncoder:
             return self._special.encode(self.render(replace(question, prompt=hidden)), self._adds)
         return list(self.tokenizer(text, add_special_tokens=self._adds)["input_ids"])
 
+    def opens_thought(self, question: Question) -> bool:
+        """As the function `opens_thought`, of its prompt."""
+        return opens_thought(self.render(question), self.turns(question))
+
     def encode_observation(self, text: str, question: Question) -> list[int]:
         """The token ids of what is added to a question's prompt, encoded as the question is."""
         if self._special.pattern.search(text):
@@ -326,6 +330,14 @@ class PromptEncoder:
             system, turns = self.settings.system, turns[own:]
             return [("system", system), *turns] if system else turns
         return turns if own or self._template.system is None else [("system", self._template.system), *turns]
+
+
+def opens_thought(prompt: str, turns: Sequence[Message] = ()) -> bool:
+    """Whether a response begins inside a thought: its prompt ends in <think>, or in a turn of the assistant (the last
+    of `turns`) with a thought that is not closed."""
+    if turns and turns[-1][0] == "assistant":
+        return re.search(r"<think(?:ing)?>(?!.*</think)", turns[-1][1], re.DOTALL | re.IGNORECASE) is not None
+    return re.search(r"<think(?:ing)?>\s*\Z", prompt, re.IGNORECASE) is not None
 
 
 def _messages(question: Question) -> list[Message]:

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ..records import RolloutGroup, Trajectory, mean
+from ..rounding import less_rounding
 from ..settings import Count, check
 from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction, spread_levels
 from .indexed_set import IndexedSet
@@ -173,7 +174,7 @@ class ReplayBuffer:
             record = self.records[question_id]
             if self.by_spread:
                 for i in reversed(range(len(record.stored))):
-                    if record.stored[i].trajectory.reward <= group.mean_reward:
+                    if less_rounding(record.stored[i].trajectory.reward) <= group.mean_reward:
                         self._evict(question_id, i)
             record.streak = record.streak + 1 if self.retirement.is_mastered(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from ..records import CompletedGroup, MixedBatch, mean
+from ..rounding import are_equal
 from ..settings import at_least, check, require
 from . import Plan, ReplayBuffer
 from .mixer import FreshSource
@@ -69,7 +70,8 @@ class DynamicSampling:
 
     With max_rounds > 0 this differs from DAPO, which samples until the batch is full: when the rounds or the questions
     run out, the batch is filled up to its size with groups that were to be left out, those without a gradient before
-    others. The normaliser counts them all.
+    others. The normaliser counts them all. A group whose rewards are equal has no gradient then, of
+    Verifier.overlong_share neither: DAPO would not have it in the batch.
     """
 
     max_rounds: Annotated[int, at_least(0)] = 0
@@ -124,10 +126,18 @@ class DynamicSampling:
         return SelectedBatch(of_batch, batch, groups, counted)
 
     def masked(self, batch: MixedBatch) -> MixedBatch:
-        """The batch with the groups outside the range out of the loss, where `masks` is set."""
+        """The batch with the groups outside the range out of the loss, where `masks` is set. With max_rounds > 0, a
+        group whose rewards are equal has no advantage, of the length penalty neither."""
+        rewards = [[row.response.reward for row in rows if row.response.reward is not None] for rows in batch.rows]
+        if self.max_rounds:
+            equal = [are_equal(graded) for graded in rewards]
+            rows = [
+                [replace(row, advantage=0.0) for row in rows] if same else rows
+                for rows, same in zip(batch.rows, equal, strict=True)
+            ]
+            return replace(batch, rows=rows)
         if not self.masks:
             return batch
-        rewards = [[row.response.reward for row in rows if row.response.reward is not None] for rows in batch.rows]
         rows = [
             rows if self._in_range(graded) else [replace(row, advantage=0.0, in_loss=False) for row in rows]
             for rows, graded in zip(batch.rows, rewards, strict=True)
@@ -143,6 +153,6 @@ class DynamicSampling:
     def _rank(self, completed: CompletedGroup) -> int:
         """0: to be trained on; 1: all rewards are equal; 2: they are not, of a difficulty that is not asked for."""
         rewards = completed.rewards
-        if len(set(rewards)) < 2:
+        if are_equal(rewards):
             return 1
         return 0 if self._in_range(rewards) else 2

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
+from ..rounding import less_rounding
 from ..settings import Bound, Count, Share, check, require
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets, as_fraction
@@ -229,7 +230,9 @@ class ReplayMixer:
         for group in groups:
             if group.question.id in buffer.records and not group.planned_replay and buffer.has_failed(group):
                 stored = buffer.trajectories(group.question.id)
-                if better := [one for one in stored if not buffer.by_spread or one.reward > group.mean_reward]:
+                if better := [
+                    one for one in stored if not buffer.by_spread or less_rounding(one.reward) > group.mean_reward
+                ]:
                     late[group.question] = better
         return late
 
@@ -304,7 +307,7 @@ class ReplayMixer:
             if grade is None or grade.reward is None:
                 continue
             if self.stores_above_mean:
-                if grade.reward <= admitted[row.question.id].mean_reward:
+                if less_rounding(grade.reward) <= admitted[row.question.id].mean_reward:
                     continue
             elif not grade.correct:
                 continue

@@ -6,13 +6,15 @@ Whatever the server does, an answer without a number is one that could not be gr
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
 import math
 import os
+import re
 import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,18 +22,20 @@ from urllib.parse import urlsplit
 import httpx
 
 from ..records import Verdict
+from ..rounding import LARGEST_REWARD
 from .answer import Answer, Graded, logs_of, single
 from .pool.pool import NoGrader
 
 _PAUSE = 0.5  # seconds before the second try; twice as long before each further one
 _SHOWN = 80  # characters of an answer of the server
+_LARGEST = 16 * 2**20  # bytes of an answer: rewards and logs of a thousand responses take less
 
 
 class RewardServer:
-    """One server, or several that share the answers.
+    """One server, or several that share the answers. Requests are made in an event loop with its own thread.
 
     urls: addresses, taken in turn; the next one gets an answer that failed
-    timeout: seconds that a server may take for one request, which has the responses to one question
+    timeout: seconds from the begin of a request to the last byte of its answer; it has the responses to one question
     tries: of each request, at most
     connections: requests at a time
     success_at: least score of a success, or reward where there are no scores
@@ -39,71 +43,82 @@ class RewardServer:
 
     def __init__(self, urls: tuple[str, ...], timeout: float, tries: int, connections: int, success_at: float) -> None:
         self.urls, self.timeout, self.tries, self.success_at = list(urls), timeout, tries, success_at
-        self._turns, self._lock = itertools.cycle(range(len(urls))), threading.Lock()
-        self._threads = ThreadPoolExecutor(connections, "reward-server")
-        self._client = httpx.Client(limits=httpx.Limits(max_connections=connections))
+        self._turns, self._free = itertools.cycle(range(len(urls))), asyncio.Semaphore(connections)
+        self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=connections))
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="reward-server", daemon=True).start()
 
     def check(self, columns: Sequence[str] | None) -> None:
         """Raises NoGrader unless something listens at one of the addresses at least."""
         faults = []
         for url in self.urls:
             try:
-                self._client.get(url, timeout=self.timeout)  # whatever it answers
+                asyncio.run_coroutine_threadsafe(self._answers(url), self._loop).result()
                 return
-            except httpx.HTTPError as error:
-                faults.append(f"{url}: {error_text(error)}")
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+                faults.append(f"{shown(url)}: {error_text(error)}")
         raise NoGrader(f"Verifier.url: no reward server answers ({'; '.join(faults)})")
 
     def submit(self, answers: Sequence[Answer], times: float = 1.0) -> list[Future[Graded]]:
         """Grade the answers in one request. times: the limit, in multiples of the server's"""
         futures: list[Future[Graded]] = [Future() for _ in answers]
-        self._threads.submit(self._grade, list(answers), futures, times * self.timeout)
+        asyncio.run_coroutine_threadsafe(self._grade(list(answers), futures, times * self.timeout), self._loop)
         return futures
 
-    def close(self) -> None:
-        """Cancel what waits. Requests that are under way end by their own limit."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    async def _answers(self, url: str) -> None:
+        """Whatever it answers. Raises httpx.HTTPError, TimeoutError."""
+        async with asyncio.timeout(self.timeout), self._client.stream("GET", url):
+            pass
 
-    def _grade(self, answers: list[Answer], futures: list[Future[Graded]], timeout: float) -> None:
-        if all(future.cancelled() for future in futures):
-            return
-        try:
-            graded = self._ask(answers, timeout)
-        except Exception as error:  # a fault of ours must not leave the caller waiting
-            graded = [Graded("error", None, reason=f"{type(error).__name__}: {error}")] * len(answers)
+    async def _grade(self, answers: list[Answer], futures: list[Future[Graded]], timeout: float) -> None:
+        async with self._free:
+            if all(future.cancelled() for future in futures):
+                return
+            try:
+                graded = await self._ask(answers, timeout)
+            except Exception as error:  # a fault of ours must not leave the caller waiting
+                graded = [Graded("error", None, reason=f"{type(error).__name__}: {error}")] * len(answers)
         for future, each in zip(futures, graded, strict=True):
             if future.set_running_or_notify_cancel():
                 future.set_result(each)
 
-    def _ask(self, answers: list[Answer], timeout: float) -> list[Graded]:
+    async def _ask(self, answers: list[Answer], timeout: float) -> list[Graded]:
         prompts = [_text(answer) for answer in answers]
         body = {
             "query": [prompt + answer.response for prompt, answer in zip(prompts, answers, strict=True)],
             "prompts": prompts,
             "labels": [answer.gold for answer in answers],
         }
-        with self._lock:
-            first = next(self._turns)
+        first = next(self._turns)
         verdict: Verdict = "error"
         reason = ""
         for attempt in range(self.tries):
             url = self.urls[(first + attempt) % len(self.urls)]
             if attempt:
-                time.sleep(_PAUSE * 2 ** (attempt - 1))
+                await asyncio.sleep(_PAUSE * 2 ** (attempt - 1))
             try:
-                response = self._client.post(url, json=body, timeout=timeout)
-                response.raise_for_status()
-                return _read(response.json(), len(answers), url, self.success_at)
-            except httpx.TimeoutException:
-                verdict, reason = "timeout", f"{url} took more than {timeout:g} s"
-            except httpx.HTTPStatusError as error:
-                text = error.response.text[:_SHOWN]
-                verdict, reason = "error", f"{url} answered {error.response.status_code}: {text!r}"
+                status, content = await self._post(url, body, timeout)
+                if 200 <= status < 300:
+                    return _read(json.loads(content), len(answers), shown(url), self.success_at)
+                text = content.decode(errors="replace")[:_SHOWN]
+                verdict, reason = "error", f"{shown(url)} answered {status}: {text!r}"
+            except TimeoutError:
+                verdict, reason = "timeout", f"{shown(url)} took more than {timeout:g} s"
             except httpx.HTTPError as error:
-                verdict, reason = "error", f"{url}: {error_text(error)}"
-            except ValueError as error:  # no JSON, or not what was asked for
-                verdict, reason = "error", f"{url} answered what cannot be read: {error}"
+                verdict, reason = "error", f"{shown(url)}: {error_text(error)}"
+            except ValueError as error:  # no JSON, too long, or not what was asked for
+                verdict, reason = "error", f"{shown(url)} answered what cannot be read: {error}"
         return [Graded(verdict, None, reason=reason)] * len(answers)
+
+    async def _post(self, url: str, body: dict[str, Any], timeout: float) -> tuple[int, bytes]:
+        """Status and content. Raises TimeoutError, httpx.HTTPError, ValueError for an answer that is too long."""
+        content = bytearray()
+        async with asyncio.timeout(timeout), self._client.stream("POST", url, json=body) as response:
+            async for part in response.aiter_bytes():
+                content += part
+                if len(content) > _LARGEST:
+                    raise ValueError(f"more than {_LARGEST:,} bytes")
+        return response.status_code, bytes(content)
 
 
 server = cache(RewardServer)  # this process's connections with these settings
@@ -121,22 +136,24 @@ def _read(answer: Any, count: int, url: str, success_at: float) -> list[Graded]:
         values = values if isinstance(values, list) else [values] * (1 if values is not None else 0)
         if len(values) != count and not (name == "scores" and not values):
             raise ValueError(f"{len(values)} {name} for {count} queries")
-        columns.append([_number(value) for value in values])
+        columns.append([_number(value, LARGEST_REWARD if name == "rewards" else math.inf) for value in values])
     logs, reason = logs_of(answer.get("extra_logs"), count)
     graded = []
     for i, (reward, score) in enumerate(zip(columns[0], columns[1] or columns[0], strict=True), 1):
         if reward is None or score is None:
-            shown = f"{answer['rewards']!r:.{_SHOWN}}"
-            graded.append(Graded("error", None, reason=f"{url}: reward {i} of {count} is no finite number: {shown}"))
+            name = "reward" if reward is None else "score"
+            values = f"{answer[f'{name}s']!r:.{_SHOWN}}"
+            why = f"{url}: {name} {i} of {count} is no finite number, or beyond ±{LARGEST_REWARD:,.0f}: {values}"
+            graded.append(Graded("error", None, reason=why))
         else:
             verdict: Verdict = "correct" if score >= success_at else "wrong"
             graded.append(Graded(verdict, reward, reason=reason, logs=logs[i - 1]))
     return graded
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, most: float) -> float | None:
     value = single(value)
-    fine = isinstance(value, int | float) and math.isfinite(value)
+    fine = isinstance(value, int | float) and math.isfinite(value) and abs(value) <= most
     return float(value) if fine else None
 
 
@@ -150,8 +167,13 @@ def error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
+def shown(url: str) -> str:
+    """An address without its user, password and query, which may hold a key."""
+    return re.sub(r"[^/]*@", "", re.split(r"[?#]", url, maxsplit=1)[0])
+
+
 def address_fault(url: Any) -> str | None:
     """What is wrong with an address, if anything."""
     if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-        return f"{url!r} is no address such as 'http://host:5000/get_reward'"
+        return f"{shown(str(url))!r} is no address such as 'http://host:5000/get_reward'"
     return None

@@ -12,16 +12,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-import numpy as np
-
-from ..records import Grade, Question, RolloutGroup, mean
+from ..records import Grade, Question, Rollout, RolloutGroup, mean
+from ..rounding import less_rounding
 from ..settings import Bound, Count, Finite, PositiveShare, Share, check, require
 from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded, warn_once
 from .pool.pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
-from .server import RewardServer, address_fault, server
+from .server import RewardServer, address_fault, server, shown
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +56,9 @@ _HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
 }
 # Of these the same answer is graded once. The result of a function or a program may change from call to call.
 _TEXTS = ("math", "math_verify", "choice", "reasoning_gym")
+_OWN_GRADERS = ("function", "http")  # get the response as it is, with its thought
+_THOUGHT_END = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
+_UNFINISHED, _NO_ANSWER = b"", Grade("no_answer", 0.0)  # the key and the grade of a thought without an end
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
 
@@ -82,7 +84,7 @@ class Verifier:
         1 at its end (soft overlong punishment, DAPO, arXiv 2503.14476, equation 13), for the advantage alone. Success,
         difficulty, what is stored and dynamic sampling see the reward itself. None: it does not fall
     timeout: seconds of wall clock for each answer; with kind 'code', for all tests of its program; with kind 'http',
-        for one request, which has the responses to one question
+        for one request, from its begin to the last byte of the answer; it has the responses to one question
     memory: MiB for each answer, beyond what the grader itself takes
     workers: grading processes, 0: as many as cores; with kind 'http', requests at a time, 0: 16
     max_failed_share: of a batch's answers that may end in a timeout or an error before training stops
@@ -114,7 +116,7 @@ class Verifier:
         require(
             fault is None and bool(urls) == (self.kind == "http"),
             "Verifier.url (an address, or a tuple of several) must be set with Verifier.kind = 'http', and only then; "
-            + (fault or f"got {self.url!r} with Verifier.kind = {self.kind!r}"),
+            + (fault or f"got {', '.join(map(shown, urls)) or None} with Verifier.kind = {self.kind!r}"),
         )
 
     def check(self, questions: Iterable[Question]) -> None:
@@ -143,9 +145,13 @@ class Verifier:
         """
         return _Answers(self, [(question, response)]).grades()[0]
 
-    def grade_all(self, pairs: Sequence[tuple[Question, str]]) -> list[Grade]:
-        """Grade many, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail."""
-        grades = _Answers(self, pairs).grades()
+    def grade_all(self, pairs: Sequence[tuple[Question, str]], opened: Sequence[bool] = ()) -> list[Grade]:
+        """Grade many, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail.
+
+        opened: of each, whether its prompt opens a thought: the answer then begins behind the response's first
+            </think>, and without one there is no answer. `function` and `http` judge the response as it is
+        """
+        grades = _Answers(self, pairs, opened).grades()
         self.check_failed(grades)
         return grades
 
@@ -160,13 +166,18 @@ class Verifier:
             )
 
     def grade_groups(
-        self, groups: Iterable[RolloutGroup], decode: Callable[[np.ndarray], str], earlier: Sequence[RolloutGroup] = ()
+        self,
+        groups: Iterable[RolloutGroup],
+        text: Callable[[Rollout], str],
+        earlier: Sequence[RolloutGroup] = (),
+        opens_thought: Callable[[Question], bool] = lambda _: False,
     ) -> list[RolloutGroup]:
         """The same groups with every rollout graded; episodes that their environment has graded, or that it failed to
         play, as they are. Stored trajectories are not among them: they are never re-graded.
 
         groups: may arrive one by one, while others are still being generated. Kinds that are graded in other processes
             are graded on arrival; the others ('exact', 'modular_chain', 'word_problem') when all have arrived
+        text: what is graded of a rollout; opens_thought: whether a question's prompt opens one, as in `grade_all`
         earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
             round may have few groups
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
@@ -175,7 +186,8 @@ class Verifier:
         try:
             for group in groups:
                 ungraded = [rollout for rollout in group.rollouts if rollout.grade is None]
-                answers.add([(group.question, decode(rollout.token_ids)) for rollout in ungraded])
+                opened = [opens_thought(group.question)] * len(ungraded)
+                answers.add([(group.question, text(rollout)) for rollout in ungraded], opened)
                 arrived.append(group)
             left = iter(answers.grades())
         except BaseException:
@@ -216,12 +228,12 @@ class Verifier:
     def _pool(self) -> Pool | RewardServer:
         """The processes, or the server's connections, for the settings on which a verdict depends."""
         if self.kind == "http":
-            return server(self._urls(), self.timeout, self.tries, self.workers or 16, self.success_at)
+            return server(self._urls(), self.timeout, self.tries, self.workers or 16, less_rounding(self.success_at))
         settings: dict[str, Any] = {"kind": self.kind, "memory": self.memory}
         if self.kind == "function":
             settings["function"] = self.function
         if self.kind in ("function", "reasoning_gym"):
-            settings["success_at"] = self.success_at
+            settings["success_at"] = less_rounding(self.success_at)
         if self.kind != "code":
             return pool(settings, self.timeout, self.workers)
         return pool({**settings, "timeout": self.timeout}, self.timeout + _CODE_GRACE, self.workers)
@@ -231,21 +243,33 @@ class _Answers:
     """Answers that are graded together, added in one call or in several. The same answer to the same question is graded
     once."""
 
-    def __init__(self, verifier: Verifier, pairs: Sequence[tuple[Question, str]] = ()) -> None:
+    def __init__(
+        self, verifier: Verifier, pairs: Sequence[tuple[Question, str]] = (), opened: Sequence[bool] = ()
+    ) -> None:
         self.verifier = verifier
         self.pairs: list[tuple[Question, str]] = []
+        self.answers: list[str | None] = []  # of each pair, what is graded; None: its thought has no end
         self.keys: list[bytes] = []  # of each pair
         self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
         self.pool: Pool | RewardServer | None = None
-        self.add(pairs)
+        self.add(pairs, opened)
 
-    def add(self, pairs: Sequence[tuple[Question, str]]) -> None:
-        """Raises GradingError if grading has failed already."""
+    def add(self, pairs: Sequence[tuple[Question, str]], opened: Sequence[bool] = ()) -> None:
+        """opened: as in `grade_all`. Raises GradingError if grading has failed already."""
         self.pairs += pairs
+        answers: list[str | None] = [response for _, response in pairs]
+        if self.verifier.kind not in _OWN_GRADERS:
+            for i in (i for i, inside in enumerate(opened) if inside):
+                _, *behind = _THOUGHT_END.split(pairs[i][1], maxsplit=1)
+                answers[i] = behind[0] if behind else None
+        self.answers += answers
         if self.verifier.kind in _HERE:
             return
         new: dict[bytes, Answer] = {}
-        for question, response in pairs:
+        for (question, _), response in zip(pairs, answers, strict=True):
+            if response is None:
+                self.keys.append(_UNFINISHED)
+                continue
             answer = self.verifier._as_answer(question, response)
             key = self._key(answer)
             self.keys.append(key)
@@ -259,9 +283,13 @@ class _Answers:
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
         if here := _HERE.get(self.verifier.kind):
-            grades = [here(replace(one, answer=one.answer_text), response) for one, response in self.pairs]
+            grades = [
+                _NO_ANSWER if response is None else here(replace(one, answer=one.answer_text), response)
+                for (one, _), response in zip(self.pairs, self.answers, strict=True)
+            ]
         else:
             by_key = {key: self._grade_of(key, graded) for key, graded in self._graded().items()}
+            by_key[_UNFINISHED] = _NO_ANSWER
             grades = [by_key[key] for key in self.keys]
         if self.verifier.format is None:
             return grades

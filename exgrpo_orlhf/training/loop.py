@@ -266,7 +266,9 @@ class TrainingRun:
         train.generate_ahead they get the log-probs of the policy that sampled them. graded: the step's groups so far"""
         engine, verifier = self.engine, self.experiment.verifier
         with closing(clock.timed("rollout", engine.rollout(plan, self.experiment.mixer.group_size))) as rollouts:
-            groups = plan.in_order(verifier.grade_groups(rollouts, engine.decode, graded))
+            groups = plan.in_order(
+                verifier.grade_groups(rollouts, engine.graded_text, graded, engine.prompts.opens_thought)
+            )
         clock.lap("grade")
         if self.experiment.settings.generate_ahead:
             groups = prefetch.sampled_by(groups, engine.behaviour_logprobs(groups), self.steps + 1)
@@ -277,7 +279,8 @@ class TrainingRun:
         if not self.validation.questions or self.experiment.settings.eval_every is None:
             return {}
         clock, engine = Clock(), self.engine
-        metrics = self.validation.evaluate(self.steps, engine.generate_for, engine.decode, engine.prompts)
+        how = engine.generate_for, engine.decode, engine.graded_text, engine.prompts
+        metrics = self.validation.evaluate(self.steps, *how)
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 

@@ -150,16 +150,28 @@ def test_an_episode_that_fails_is_ungradable_and_named_and_the_others_go_on(warm
         assert all(one.length >= 1 for one in group.rollouts)
     assert caplog.text.count("own0.py, line") == 4 * len(failed)
     assert "ZeroDivisionError" in caplog.text
-    graded = Verifier("modular_chain", max_failed_share=1.0).grade_groups(groups, engine.decode)
+    graded = Verifier("modular_chain", max_failed_share=1.0).grade_groups(groups, engine.graded_text)
     assert graded == groups, "it has nothing to add"
     with pytest.raises(GradingError, match="could not be graded"):
-        Verifier("modular_chain", max_failed_share=0.1).grade_groups(groups, engine.decode)
+        Verifier("modular_chain", max_failed_share=0.1).grade_groups(groups, engine.graded_text)
+
+
+def test_a_verifier_grades_what_the_policy_wrote_and_the_observations_only_if_it_is_asked_to(warm_model, own):
+    engine, groups = played(warm_model, own(feedback="5;", added="4;", max_turns=3, reward="verifier"))
+    environment = engine.player.environment
+    rollouts = [one for group in groups for one in group.rollouts]
+    assert max(one.turns for one in rollouts) > 1
+    for one in rollouts:
+        engine.player.environment = environment
+        assert engine.graded_text(one) == "\n".join(text for mine, text in parts(engine, one) if mine)
+        engine.player.environment = replace(environment, reward="verifier_with_observations")
+        assert engine.graded_text(one) == engine.decode(one.token_ids) != ""
 
 
 def test_the_verifier_grades_the_text_of_the_episode_if_it_is_asked_to(warm_model):
-    engine, groups = played(warm_model, replace(CALCULATOR, reward="verifier"))
+    engine, groups = played(warm_model, replace(CALCULATOR, reward="verifier_with_observations"))
     assert {one.grade for group in groups for one in group.rollouts} == {None}
-    for group in Verifier("modular_chain").grade_groups(groups, engine.decode):
+    for group in Verifier("modular_chain").grade_groups(groups, engine.graded_text):
         for one in group.rollouts:
             assert one.grade == Verifier("modular_chain").grade(group.question, engine.decode(one.token_ids))
 

@@ -21,7 +21,7 @@ samples = {samples}
 ask = ""
 environment = {{ path = "{path}", stop = ["="], timeout = 60.0{more} }}
 """
-VERIFIED = ', reward = "verifier"'
+VERIFIED = ', reward = "verifier_with_observations"'
 
 
 @pytest.fixture

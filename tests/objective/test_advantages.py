@@ -71,6 +71,13 @@ def test_groups_of_equal_rewards_give_exactly_zero(reward, scale_by_std):
         assert advantages([[reward] * size], scale_by_std=scale_by_std) == [[0.0] * size]
 
 
+@pytest.mark.parametrize("scale_by_std", [False, True])
+def test_rewards_that_differ_by_rounding_are_equal(scale_by_std):
+    for rewards in ([1.0, 1.0, float(np.float32(0.99999994)), 1.0], [3e5, 3e5 + 0.1, 3e5]):
+        assert advantages([rewards], scale_by_std=scale_by_std) == [[0.0] * len(rewards)]
+    assert all(one != 0 for one in advantages([[1.0, 1.0 - 1e-5]], scale_by_std=scale_by_std)[0])
+
+
 def test_tensors_and_arrays_give_the_same_in_float64():
     rewards, ok = np.random.default_rng(3).uniform(size=(2, 4)), np.array([[True] * 4, [True, False, True, True]])
     from_arrays = GroupAdvantages()(rewards, ok)

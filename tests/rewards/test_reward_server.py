@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -113,6 +115,75 @@ def test_a_server_that_is_too_slow_is_a_timeout():
         assert shown(grades(url, timeout=0.3)) == [("timeout", None)] * 2
         assert time.monotonic() - begun < 30
         release.set()
+
+
+@contextmanager
+def dribbling(answer: bytes):
+    """A server that sends a byte every tenth of a second. Yields its address."""
+    ended = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            connection.recv(65536)
+            for byte in answer:
+                if ended.wait(0.1):
+                    return
+                try:
+                    connection.send(bytes([byte]))
+                except OSError:  # the client has gone
+                    return
+
+    def accept() -> None:
+        while True:
+            try:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+            except OSError:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+        ended.set()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_server_that_sends_a_byte_now_and_then_has_one_deadline(part):
+    lines = b"HTTP/1.1 200 OK\r\n" + (b"x: y\r\n" * 99 if part == "head" else b"\r\n" + b" " * 999)
+    with dribbling(lines) as url:
+        begun = time.monotonic()
+        assert shown(grades(url, timeout=0.7)) == [("timeout", None)] * 2
+        assert time.monotonic() - begun < 10
+
+
+def test_an_answer_that_is_too_long_is_not_read(caplog, monkeypatch):
+    monkeypatch.setattr(server, "_LARGEST", 1000)
+    with serving(lambda *_: (200, '{"rewards": [1, 1], "more": "' + "x" * 2000 + '"}')) as (url, _):
+        assert shown(grades(url)) == [("error", None)] * 2
+    assert "answered what cannot be read: more than 1,000 bytes" in caplog.text
+
+
+def test_no_message_has_the_user_the_password_or_the_query_of_an_address(caplog):
+    caplog.set_level(logging.WARNING)
+    with serving(lambda *_: (500, "boom")) as (url, _):
+        private = url.replace("//", "//me:hidden@") + "?key=hidden"
+        grades(private)
+        assert f"{url} answered 500" in caplog.text
+    with pytest.raises(NoGrader) as gone:
+        Verifier("http", url=private, timeout=2.0).check([QUESTION])
+    with pytest.raises(ValueError, match="must be set") as unused:
+        Verifier("exact", url=private)
+    with pytest.raises(ValueError, match="is no address") as malformed:
+        Verifier("http", url=private.replace("http", "htp"))
+    texts = [caplog.text, *(str(error.value) for error in (gone, unused, malformed))]
+    assert [text for text in texts if "hidden" in text] == []
+
+
+def test_a_reward_beyond_a_million_or_a_score_without_a_number_is_refused_by_its_name(caplog):
+    with serving(lambda *_: (200, '{"rewards": [1e7, 1, 1], "scores": [1, null, 1e7]}')) as (url, _):
+        assert shown(grades(url, texts="456")) == [("error", None), ("error", None), ("correct", 1.0)]
+    assert "reward 1 of 3 is no finite number, or beyond ±1,000,000: [10000000.0, 1, 1]" in caplog.text
+    assert "score 2 of 3" in caplog.text
 
 
 def test_one_answer_without_a_number_leaves_the_others_graded():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from http_server import http_server
 from replay_builders import QUESTIONS, filled, mixer, rollout, source, trajectory
 from run_builders import rows, small_bindings, train_small
 
@@ -16,7 +17,7 @@ from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
-from exgrpo_orlhf.rewards import GradingError, Verifier
+from exgrpo_orlhf.rewards import GradingError, Verifier, server
 
 BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
 FUNCTION = """
@@ -25,6 +26,7 @@ def reward_func(queries, prompts, labels):
         raise RuntimeError("always")
     return {"rewards": [float(query.endswith("#" + label)) for query, label in zip(queries, labels)]}
 """
+EXTRA = '"scores": [float("#" in query) for query in queries], "extra_logs": {"words": [len(queries[0])]}'
 
 SIGNED = """
 def reward_func(queries, prompts, labels):
@@ -82,6 +84,83 @@ def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
     zero, negative = first
     assert 0 < negative["reward/pass_at_1"] == zero["reward/pass_at_1"] == zero["reward/mean"] < 1
     assert negative["reward/mean"] == pytest.approx(1.5 * negative["reward/pass_at_1"] - 0.5)
+
+
+NEARLY = """
+import numpy as np
+
+def reward_func(queries, prompts, labels):
+    nearly = float(np.float32(0.99999994))
+    return [nearly if query.endswith("#" + label) else LARGE for query, label in zip(queries, labels)]
+"""
+
+
+def test_a_reward_just_below_a_success_is_one_and_one_beyond_a_million_is_an_error_of_its_file(
+    warm_model, tmp_path, caplog
+):
+    (tmp_path / "nearly.py").write_text(NEARLY.replace("LARGE", "0.0"))
+    (tmp_path / "large.py").write_text(NEARLY.replace("LARGE", "-2e6"))
+    kind = "Verifier.kind = 'function'"
+    nearly = go(warm_model, tmp_path / "a", kind, f"Verifier.function = '{tmp_path}/nearly.py'")
+    plain = go(warm_model, tmp_path / "b", "Verifier.kind = 'modular_chain'")
+    assert nearly[1]["reward/pass_at_1"] == plain[1]["reward/pass_at_1"] > 0
+    with pytest.raises(GradingError, match="could not be graded"):
+        go(warm_model, tmp_path / "c", kind, f"Verifier.function = '{tmp_path}/large.py'")
+    assert "large.py: ValueError: it must return rewards between ±1,000,000, got -2e+06" in caplog.text
+
+
+def test_a_run_goes_on_where_one_of_two_servers_dies_and_is_rewarded_as_by_a_function(
+    warm_model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(server, "_PAUSE", 0.01)
+    (tmp_path / "reward.py").write_text(FUNCTION.replace("labels)]}", f"labels)], {EXTRA}}}"))
+    loaded: dict = {}
+    exec((tmp_path / "reward.py").read_text(), loaded | {"__file__": ""}, loaded)
+    requests = []
+
+    def reply(method, path, headers, body):
+        if method == "GET":
+            return 405, {"connection": "close"}, ""
+        requests.append(path)
+        if path == "/b" and requests.count("/b") > 3:
+            return None  # it hangs up from its fourth request on
+        body = json.loads(body)
+        loaded["reward_func"].__globals__["__file__"] = ""
+        parts = [loaded["reward_func"](*([one] for one in row)) for row in zip(*body.values(), strict=True)]
+        rewards, scores = ([part[name][0] for part in parts] for name in ("rewards", "scores"))
+        logs = {"words": [part["extra_logs"]["words"][0] for part in parts]}
+        answer = json.dumps({"rewards": rewards, "scores": scores, "extra_logs": logs})
+        return 200, {"connection": "close"}, answer
+
+    with http_server(reply) as url:
+        bindings = ["Verifier.kind = 'http'", f"Verifier.url = ('{url}/a', '{url}/b')", "Verifier.timeout = 20.0"]
+        by_server = go(warm_model, tmp_path / "a", *bindings, "train.eval_every = 2")
+    own = ["Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'", "train.eval_every = 2"]
+    by_function = go(warm_model, tmp_path / "b", *own)
+    assert requests.count("/b") > 4
+    assert (tmp_path / "a" / "checkpoint-2").is_dir()
+    names = ("reward/mean", "reward/pass_at_1", "reward_log/words", "policy/loss", "eval/greedy_accuracy")
+    for name in names:
+        assert [row.get(name) for row in by_server] == [row.get(name) for row in by_function], name
+    assert [row["reward/error_share"] for row in by_server[1:]] == [0, 0]
+    assert by_server[1]["reward_log/words"] > 0
+
+
+def test_with_dynamic_sampling_the_length_penalty_alone_trains_nothing():
+    """As in DAPO, whose batches have no group of equal rewards; without dynamic sampling it counts in every group."""
+    verifier = Verifier("exact", overlong_share=0.4)
+    wrong = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
+    mixed = RolloutGroup(
+        QUESTIONS[1], (rollout("correct", range(9)), *(rollout("wrong", range(n)) for n in (1, 8, 9))), False
+    )
+    completed = mixer().complete([wrong, mixed], {})
+    batch = mixer().assemble(completed, GroupAdvantages(), lambda tokens: verifier.overlong_penalty(tokens, 10))
+    assert DynamicSampling().masked(batch) is batch
+    assert all(row.advantage for row in batch.flat_rows()[1:])
+    without = DynamicSampling(max_rounds=1).masked(batch)
+    assert [row.advantage for row in without.rows[0]] == [0.0] * 4
+    assert all(row.in_loss for row in without.rows[0])
+    assert without.rows[1] == batch.rows[1]
 
 
 def test_training_stops_when_grading_fails(warm_model, tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ...rounding import LARGEST_REWARD
 from ..answer import Answer, Graded, Grader, logs_of, single
 
 NAME = "reward_func"  # where the binding names no function
@@ -82,6 +83,8 @@ def grader(where: str, success_at: float = 1.0, columns: Sequence[str] | None = 
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
             result = asyncio.run(result) if inspect.iscoroutine(result) else result
             reward = _number(result, key)
+            if abs(reward) > LARGEST_REWARD:
+                raise ValueError(f"it must return rewards between ±{LARGEST_REWARD:,.0f}, got {reward:g}")
             scored = key == "rewards" and isinstance(result, dict) and result.get("scores") is not None
             score = _number(result, "scores") if scored else reward
             extra = result.get("extra_logs") if key == "rewards" and isinstance(result, dict) else None
