@@ -33,6 +33,30 @@ def test_suite(category):
     assert [case for case, verdict in zip(cases, verdicts, strict=True) if verdict != case[2]] == []
 
 
+NOTATIONS = [  # gold, the same, others
+    ("2023-05-01", ("2023-5-1", "2023/05/01", "May 1, 2023", "1 May 2023"), ("2023-01-05", "2017", "May 1, 2024")),
+    ("5/1/2023", ("05/01/2023",), ("10/2/2023", "1/5/2023")),
+    ("8:15", ("08:15", "8:15 AM"), ("16:30", "8:16")),
+    ("12:30", ("12{:}30", "12\\text{:}30", "12:30 \\text{ p.m.}"), ("12:31", "24:60")),
+    ("4:30 PM", ("16:30", "4:30", "4:30 \\text{ p.m.}"), ("4:30 AM", "5:30 PM")),
+    ("3:2", ("3 : 2", "\\frac{3}{2}"), ("6:4", "2:3")),
+    ("3-1", ("3 - 1", "3–1"), ("2-0", "1-3", "2")),
+    ("1914-1918", ("1914–1918", "1914--1918", "1914 \\text{ to } 1918"), ("1939-1943", "-4")),
+    ("10-20 \\text{ km}", ("10-20", "10\\text{-}20 \\text{ km}"), ("20-30", "10-20 \\text{ miles}")),
+    ("6 - 5i", ("-5i + 6",), ("6 - 4i",)),
+    ("H_2O", ("\\text{H}_2\\text{O}", "\\mathrm{H_2O}", "H₂O"), ("OH_2",)),
+    ("P_1V_1", ("V_1P_1",), ("P_1V_2",)),
+]
+
+
+@pytest.mark.parametrize(("gold", "right", "wrong"), NOTATIONS)
+def test_dates_times_scores_ranges_and_formulas_are_no_arithmetic(gold, right, wrong):
+    for grade in (math.grade, math.grade_by_math_verify):
+        for verdict, texts in (("correct", right), ("wrong", wrong)):
+            graded = {text: grade(Answer(gold, f"\\boxed{{{text}}}")).verdict for text in texts}
+            assert graded == dict.fromkeys(texts, verdict)
+
+
 def test_public_cases(shared_data):
     cases = rows(shared_data / "grader_cases.jsonl")
     verdicts = [math.grade(Answer(case["gold"], case["response"])).verdict == "correct" for case in cases]

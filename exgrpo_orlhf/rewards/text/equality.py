@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from . import symbolic
 from .latex import canonical, clean, number, plain_text, same_number, with_commands, words
+from .notations import same_notation
 from .structure import alternatives, enclosed, interval, is_name, items, matrix, relation, split
 from .units import qualified, without_unit
 
@@ -58,16 +59,17 @@ def _same(gold: str, answer: str, level: int) -> bool:
         return True
     if level > 4 or not gold or not answer:
         return False
-    if (verdict := _same_numbers(gold, answer)) is not None:
-        return verdict
+    for compare in (_same_numbers, same_notation):
+        if (verdict := compare(gold, answer)) is not None:
+            return verdict
     for names in (_NOTHING, _REALS):
         keys = [re.sub(r"[\s\\]", "", text).lower() if is_words(text) else text for text in (a, b)]
         if keys[0] in names and keys[1] in names:
             return True
     if is_words(gold):
         return words(gold) == words(_value(answer)) or words(gold) == words(answer)
-    for compare in (_same_structure, _same_relation):
-        if (verdict := compare(gold, answer, level)) is not None:
+    for compare_parts in (_same_structure, _same_relation):
+        if (verdict := compare_parts(gold, answer, level)) is not None:
             return verdict
     (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(answer)
     if unit_x or unit_y:

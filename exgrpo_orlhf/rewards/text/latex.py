@@ -29,7 +29,9 @@ _UNICODE |= {0xFF10 + i: str(i) for i in range(10)} | {ord("．"): "."}
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
 _SPACES = re.compile(
-    r"(?<!\\)\\[!,;: >]|~|\\q?quad\b|\\h?space\*?\{[^{}]*\}|\\(?:display|text|script)style\b|\\limits\b"
+    r"(?<!\\)\\(?:[!,;: >]|$)|~|\\(?:q?quad|limits|(?:display|text|script)style|bf|it)\b"
+    r"|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge)\b"
+    r"|\\(?:h?space\*?|(?:text)?color|[hv]?phantom)\s?\{[^{}]*\}"
 )
 _SIZES = re.compile(r"\\(?:left|right|middle|[bB]ig+[lrm]?)(?![A-Za-z])\s*(\.(?!\d))?")
 _NAMES = {
@@ -77,11 +79,9 @@ def clean(text: str) -> str:
     text = _RAISED.sub(
         lambda match: "^{" + match[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")) + "}", text
     ).translate(_UNICODE)
-    text = _undelimited(text)
+    text = _undelimited(_SPACES.sub(" ", re.sub(r"(,)\s*\\!\s*|\{([,:])\}", r"\1\2", text)))
     if (marks := re.findall(r"(?<!\\)\$", text)) and len(marks) % 2 == 0:  # $3$, $5$: delimiters, not dollars
         text = re.sub(r"(?<!\\)\$", "", text)
-    text = re.sub(r",\s*\\!\s*|\{,\}", ",", text)
-    text = _SPACES.sub(" ", text)
     text = _SIZES.sub("", text)
     text = _COMMAND.sub(lambda match: _NAMES.get(match[0], match[0]), text)
     text = re.sub(r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})", r"^{\\circ}", text)

@@ -18,6 +18,7 @@ from . import choice
 from .equality import is_words, same
 from .extraction import Extracted, answer_in, visible
 from .latex import clean
+from .notations import same_notation
 
 _PROSE_NUMBER = re.compile(
     r"(?<![\w.^_])[-−]?(?:\\?\$)?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s?/\s?\d+)?\s?(?:\\?%|percent\b)?"
@@ -65,6 +66,11 @@ def grade_by_math_verify(answer: Answer) -> Graded:
         return Graded("no_answer", 0.0)
     extracted = str(parsed_answer[-1])  # the text that was parsed, beside the expression
     for gold in golds:
+        verdicts = [same_notation(gold, each.text) for each in answer_in(answer.response)]
+        if any(verdicts):
+            return Graded("correct", 1.0, extracted)
+        if False in verdicts:
+            continue
         parsed = parse(f"\\boxed{{{gold}}}", extraction_config=[_LATEX], parsing_timeout=None)
         if verify(parsed, parsed_answer, timeout_seconds=None):
             return Graded("correct", 1.0, extracted)

@@ -67,7 +67,9 @@ def alternatives(text: str) -> str:
 
 
 def enclosed(text: str) -> tuple[str, str, str] | None:
-    r"""(opening, inside, closing) if a pair of brackets, alike or not, encloses all: ( [ \{ \langle."""
+    r"""(opening, inside, closing) if a pair of brackets, alike or not, encloses all: ( [ \{ \langle.
+
+    Plain braces are { where they enclose an enumeration, and {} where they only group."""
     tokens = list(_TOKEN.finditer(text))
     if len(tokens) < 2:
         return None
@@ -84,6 +86,8 @@ def enclosed(text: str) -> tuple[str, str, str] | None:
             level -= 1
         if level <= 0:
             return None
+    if opening == closing == "{}" and len(items(inside)) > 1:  # {1, 2}
+        opening, closing = "{", "}"
     return opening, inside.strip(), closing
 
 

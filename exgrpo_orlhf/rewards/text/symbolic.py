@@ -10,7 +10,9 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
-from sympy import Basic, Derivative, Expr, Float, Integral, Limit, MatrixBase, MatrixExpr, Product, Sum, Symbol
+from sympy import (
+    Abs, Basic, Derivative, Expr, Float, Integral, Limit, MatrixBase, MatrixExpr, Pow, Product, Sum, Symbol, log,
+)  # fmt: skip
 
 from .latex import number
 
@@ -43,6 +45,7 @@ def equal(gold: str, answer: str) -> bool:
     a, b = _parsed(gold), _parsed(answer)
     if a is None or b is None or _surely_different(a, b):
         return False
+    a, b = _with_positive_variables(a, b)
     return bool(verify(a, b, timeout_seconds=None, allow_set_relation_comp=True))
 
 
@@ -52,8 +55,24 @@ def far_apart(one: str, other: str) -> bool:
     return a is not None and b is not None and _surely_different(a, b, 0.02)
 
 
-def _surely_different(a: Any, b: Any, tolerance: float = 1e-4) -> bool:
-    """Whether two expressions have different values somewhere: no simplification will make them equal then."""
+def _with_positive_variables(a: Any, b: Any) -> tuple[Any, Any]:
+    """A variable that stands alone in an even root or a logarithm of either is positive, but not beside a modulus."""
+    if not (isinstance(a, Expr) and isinstance(b, Expr)) or a.has(Abs) or b.has(Abs):
+        return a, b
+    uses = [use for use in a.atoms(log, Pow) | b.atoms(log, Pow) if use.args[0].is_Symbol]
+    positive = {
+        use.args[0]: Symbol(str(use.args[0]), positive=True)
+        for use in uses
+        if isinstance(use, log) or (use.exp.is_Rational and use.exp.q % 2 == 0)
+    }
+    return (a.subs(positive).doit(), b.subs(positive).doit()) if positive else (a, b)
+
+
+def _surely_different(a: Any, b: Any, tolerance: float = 1e-6) -> bool:
+    """Whether two expressions have different values somewhere: no simplification will make them equal then.
+
+    Of numbers the difference is relative, so that math-verify, which rounds to six decimals, compares no tiny ones.
+    """
     for each in (a, b):
         # A lone symbol may be a word; an integral, a sum or a limit may take longer to evaluate than to compare.
         if (
@@ -65,8 +84,9 @@ def _surely_different(a: Any, b: Any, tolerance: float = 1e-4) -> bool:
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     point = {symbol: Float(1.1 + 0.37 * i) for i, symbol in enumerate(symbols)}  # positive, where roots are real
     try:
-        x, y = (complex(each.subs(point).evalf(15)) for each in (a, b))
-        return abs(x - y) > tolerance * max(1.0, abs(x), abs(y))
+        # strict: a difference that cancels (\sqrt{8} - 2\sqrt{2}) has no digits, and raises an error
+        x, y = (each.subs(point).evalf(15, strict=not symbols) for each in (a, b))
+        return bool(abs(x - y) > tolerance * max(float(bool(symbols)), abs(x), abs(y)))
     except MemoryError:
         raise
     except Exception:  # the value is no number, or sympy fails: math-verify decides
