@@ -33,7 +33,12 @@ MATH = [
     ("a box counts before the content of `<answer>`", "6", "<answer>5</answer> \\boxed{6}", "correct"),
     ("a box counts before the content of `<answer>`", "5", "<answer>5</answer> \\boxed{6}", "wrong"),
     ("a box counts before the content of `<answer>`", "6", "\\boxed{6} <answer>5</answer>", "correct"),
-    ("where an equation is asked for, its right side alone is wrong", "2x + y = 3", "\\boxed{3}", "wrong"),
+    (
+        "where an equation is asked for (`2x + y = 3`), its right side alone is wrong",
+        "2x + y = 3",
+        "\\boxed{3}",
+        "wrong",
+    ),
     ("for an assignment such as `x = 5`, the value is enough", "x = 5", "\\boxed{5}", "correct"),
     ("value is enough, also for `y = 2x + 1`", "y = 2x + 1", "\\boxed{2x + 1}", "correct"),
     ("8:15 is not 16:30", "8:15", "\\boxed{16:30}", "wrong"),

@@ -10,9 +10,7 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
-from sympy import (
-    Abs, Basic, Derivative, Expr, Float, Integral, Limit, MatrixBase, MatrixExpr, Pow, Product, Sum, Symbol, log,
-)  # fmt: skip
+from sympy import Abs, Basic, Derivative, Expr, Integral, Limit, MatrixBase, MatrixExpr, Pow, Product, Sum, Symbol, log
 
 from .latex import number
 
@@ -82,7 +80,7 @@ def _surely_different(a: Any, b: Any, tolerance: float = 1e-6) -> bool:
         ):
             return False
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-    point = {symbol: Float(1.1 + 0.37 * i) for i, symbol in enumerate(symbols)}  # positive, where roots are real
+    point = {symbol: 1.1 + 0.37 * i for i, symbol in enumerate(symbols)}  # positive, where roots are real
     try:
         # strict: a difference that cancels (\sqrt{8} - 2\sqrt{2}) has no digits, and raises an error
         x, y = (each.subs(point).evalf(15, strict=not symbols) for each in (a, b))
