@@ -33,6 +33,12 @@ RIGHT = {
         "assert isclose(0.3333, f(1), rel_tol=0.01)\nassert abs(f(1) - 0.3333) < 1e-3",
         "assert abs(0.5 - f(3)) <= 0.5",
     ),
+    "a sum of floats": (
+        "def f(*x): return sum(x)",
+        "assert f(0.1, 0.1, 0.1) == 0.3",
+        "assert 0.3 == f(0.1, 0.2)\nassert f(1, 2) == 3.0",
+    ),
+    "floats in containers": ("def f(x): return {'a': [x * 3, (x,)]}", "assert f(0.1) == {'a': [0.3, (0.1,)]}"),
     "a builtin's name": ("def sum(a, b): return a * b", "assert sum(10, 15) == 150"),
     "calls in order": ("n = []\ndef f():\n    n.append(0)\n    return len(n)", "assert f() == 1", "assert f() == 2"),
     "a thread that goes on, and noise": (
@@ -45,6 +51,8 @@ WRONG = {
     "a tuple for a list": ("def f(x): return (x,)", "assert f(1) == [1]"),
     "1 for True": ("def f(x): return 1", "assert f(1) is True"),
     "too far": ("def f(x): return 0.5", "assert abs(f(1) - 0.501) < 1e-4"),
+    "a float that is too far": ("def f(x): return [0.30001]", "assert f(1) == [0.3]"),
+    "a float near an integer": ("def f(x): return 3.0000001", "assert f(1) == 3"),
     "no function": ("", "assert f(1) == 2"),
     "an error at once": ("1 / 0", "assert f(1) == 2"),
     "no Python": ("syntax error", "assert f(1) == 2"),
@@ -70,6 +78,7 @@ def test_calls_of_json_are_compared_as_json():
     assert passed("def f(x, y): return sorted(x), y", JSON)
     assert passed("class Solution:\n    def f(self, x, y): return sorted(x), y", JSON)
     assert not passed("def f(x, y): return x, y", JSON)
+    assert passed("def f(x): return (x * 3,)", {"fn_name": "f", "inputs": [[0.1]], "outputs": [[0.3]]})
 
 
 REFUSED = (

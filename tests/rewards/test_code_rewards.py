@@ -62,6 +62,34 @@ def test_all_tests_must_pass(program, tests, expected):
     assert verdict(program, tests) == expected
 
 
+@pytest.mark.parametrize(
+    ("expected", "right", "wrong"),
+    [
+        ("0.333333333333", ("0.333333", "0.33333333333333", "3.33333333e-1"), ("0.3333", "0.333333a", "1/3")),
+        ("3", ("3.0", "3.000"), ("3.0000001", "03", "4", "3 3")),
+        ("3.0 yes", ("3 yes",), ("3 no", "3")),
+        ("011", ("011",), ("11", "11.0")),
+        ("100000000000000000001", ("100000000000000000001.0",), ("100000000000000000000", "1e20")),
+        ("1 2\n0.5", ("1 2.0\n0.5", "1 2\n0.50"), ("1\n2\n0.5", "1 2 0.5")),
+        ("nan", ("nan",), ("NaN", "0.0")),
+    ],
+)
+def test_printed_numbers_are_compared_as_public_judges_compare(expected, right, wrong):
+    for verdict_, outputs in (("correct", right), ("wrong", wrong)):
+        tests = {"inputs": [""], "outputs": [expected]}
+        assert {output: verdict(f"print({output!r})", tests) for output in outputs} == dict.fromkeys(outputs, verdict_)
+
+
+def test_integers_may_have_more_digits_than_python_s_limit():
+    digits = "1" + "0" * 9_999
+    assert verdict("print(10**9999)", {"inputs": [""], "outputs": [digits]}) == "correct"
+    assert verdict("print(10**9999 + 1)", {"inputs": [""], "outputs": [digits]}) == "wrong"
+    assert verdict("def f(n): return 10**n", f"assert f(9999) == {digits}") == "correct"
+    assert (
+        verdict("def f(n): return 10**n", {"fn_name": "f", "inputs": [[9999]], "outputs": [int(digits)]}) == "correct"
+    )
+
+
 OUTSIDE = "/tmp/exgrpo-code-test-secret"
 BREACHES = {
     "endless loop": "while True: pass",

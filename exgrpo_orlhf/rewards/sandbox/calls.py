@@ -10,9 +10,14 @@ import ast
 import json
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .sandbox import MOST_DIGITS
+
+TOLERANCE = 1e-6
+sys.set_int_max_str_digits(MOST_DIGITS)  # of tests and results, which are read in this process
 _ACCEPTED = (
     "accepted are assert f(literals) == literal, assert f(literals) is True (False, None), "
     "assert math.isclose(f(literals), number) and assert abs(f(literals) - number) < number"
@@ -72,7 +77,7 @@ def _read_assertion(statement: ast.stmt) -> Call:
         case ast.Assert(ast.Compare(call, [ast.Is()], [ast.Constant(True | False | None) as value])):
             passes = operator.is_
         case ast.Assert(ast.Compare(call, [ast.Eq()], [value])):
-            passes = operator.eq
+            passes = same_result
         case _:
             raise ValueError("another statement")
     if not isinstance(call, ast.Call):
@@ -93,7 +98,18 @@ def read_json_call(name: str, arguments: Any, expected: Any) -> Call:
         call = _literal_call(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{text:.120} cannot be called: its arguments are no JSON") from error
-    return Call(*call, expected, lambda result, expected: json.loads(json.dumps(result)) == expected)
+    return Call(*call, expected, lambda result, expected: same_result(json.loads(json.dumps(result)), expected))
+
+
+def same_result(result: Any, expected: Any) -> bool:
+    """Equality, but a float, also in a list, tuple or dict, within 1e-6, absolute or relative, as EvalPlus has it."""
+    if isinstance(expected, float):
+        return math.isclose(result, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    if type(result) is type(expected) and isinstance(expected, list | tuple):
+        return len(result) == len(expected) and all(map(same_result, result, expected))
+    if isinstance(result, dict) and isinstance(expected, dict):
+        return result.keys() == expected.keys() and all(same_result(result[key], expected[key]) for key in expected)
+    return bool(result == expected)
 
 
 def _literal_call(call: ast.expr) -> tuple[str, str]:

@@ -8,24 +8,26 @@ meta["tests"], or the gold answer where there are none, as JSON or as Python:
     "assert f(1) == 2\\nassert …", or a list of such lines: the same, read from Python (`calls.py`)
 
 A program that crashes, never ends or takes too much memory is a wrong answer. Output is compared line by line, white
-space at line ends and empty lines at the end aside.
+space at line ends and empty lines at the end aside, and decimals within a tolerance (`_same_word`).
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import textwrap
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from ..answer import Answer, Graded, Grader
 from ..text.extraction import CHAT_TOKEN, THINK
 from . import sandbox
-from .calls import Call, all_pass, read_assertions, read_json_call
+from .calls import TOLERANCE, Call, all_pass, read_assertions, read_json_call
 
 _MARK = re.compile(
     # A fence may follow a tag or a chat token, and the text after it ends where a tag begins.
@@ -33,6 +35,7 @@ _MARK = re.compile(
     rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<]*)|(?P<thought>{THINK.pattern})",
     re.MULTILINE | re.IGNORECASE,
 )
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d{1,4})?", re.ASCII)
 _PYTHON = ("python", "python3", "py")
 _LONGEST = 100_000  # bytes of a program: it travels as one argument
 _CALLER = Path(__file__).with_name("caller.py").read_text()
@@ -64,8 +67,29 @@ def passes(program: str, tests: dict[str, str] | list[Call], timeout: float, mem
         return run.how == "exit 0" and all_pass(tests, run.output)
     length = sum(len(expected.encode("utf-8", "replace")) for expected in tests.values())
     runs = sandbox.run(["-c", program], list(tests), timeout, memory, length)  # up to the first that fails
-    outputs = [_plain(run.output) for run in runs if run.how == "exit 0"]
-    return outputs == [_plain(expected) for expected in tests.values()]
+    outputs = [run.output for run in runs if run.how == "exit 0"]
+    return len(outputs) == len(tests) and all(map(_same_output, outputs, tests.values()))
+
+
+def _same_output(output: str, expected: str) -> bool:
+    lines, expected_lines = (_plain(text) for text in (output, expected))
+    return lines == expected_lines or (
+        len(lines) == len(expected_lines) and all(map(_same_line, lines, expected_lines))
+    )
+
+
+def _same_line(line: str, expected: str) -> bool:
+    words, expected_words = line.split(" "), expected.split(" ")
+    return len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
+
+
+def _same_word(word: str, expected: str) -> bool:
+    """Whether two words are the same text, or two numbers of which one is a decimal and that are close enough."""
+    if word == expected or not (_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)):
+        return word == expected
+    if not re.search("[.eE]", expected):  # an integer must be met exactly; 011 is no number
+        return bool(re.search("[.eE]", word)) and Decimal(word) == Decimal(expected)
+    return math.isclose(float(word), float(expected), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 def last_program(response: str) -> str | None:

@@ -25,6 +25,7 @@ _package.__path__ = [os.path.dirname(sys.argv[1])]
 from sandbox import namespaces
 namespaces.main(int(sys.argv[2]))
 """
+MOST_DIGITS = 50_000  # of an integer that is read or printed, as in LiveCodeBench; Python's own limit is 4,300
 _MOST_OUTPUT = 4 * 2**20  # bytes
 # The system's programs and libraries.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
@@ -61,7 +62,7 @@ def run(
     own = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}
     own = {each for each in own if not any(Path(each).is_relative_to(system) for system in _SYSTEM)}
     orders = {
-        "command": [interpreter, "-I", "-B", *program],
+        "command": [interpreter, "-I", "-B", "-X", f"int_max_str_digits={MOST_DIGITS}", *program],
         "inputs": list(inputs),
         "environment": {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
         "folders": [*_SYSTEM, *own],  # visible inside
