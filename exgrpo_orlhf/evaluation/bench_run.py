@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,8 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             record = {**plan.record, **sessions[-1], **regraded, "finished": now()}
             record |= {"sessions": sessions} if len(sessions) > 1 else {}
             files, seconds = {**others, **files}, folder.total_times(out)
-            results = summarise(out.resolve().name, record, facts, not_run, files, seconds)
+            grader = Verifier("math", timeout=plan.timeout, workers=plan.workers, max_failed_share=1.0)
+            results = summarise(out.resolve().name, record, facts, not_run, files, seconds, grader)
             write_json(out / folder.RESULTS, results)
             return results
     finally:
@@ -163,20 +164,21 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
     with claim(out, resume=True):
         before, files = _finished(out)
         config = folder.read_config(out)
+        grader = Verifier("math", timeout=timeout, workers=workers, max_failed_share=1.0)
         try:
             for name, facts in before["benchmarks"].items():
                 if facts.get("environment", {}).get("reward") in ("environment", "verifier"):
                     continue  # its verdicts are the environment's, or of a part of what is saved
-                kind, function = facts["verifier"], facts["function"]
-                verifier = Verifier(kind, function=function, timeout=timeout, workers=workers, max_failed_share=1.0)
+                verifier = replace(grader, kind=facts["verifier"], function=facts["function"])
                 files[name].write(_regraded(files[name], verifier, plain, name))
+            config["common"]["plain"] = plain
+            write_json(out / folder.CONFIG, config)
+            regraded = {"versions": versions(), "git_commit": git_commit(), "at": now()}
+            record, seconds = {**before["record"], "graded_with": regraded}, folder.total_times(out)
+            facts, not_run = before["benchmarks"], before["not_run"]
+            results = summarise(before["name"], record, facts, not_run, files, seconds, grader)
         finally:
             close_pools()
-        config["common"]["plain"] = plain
-        write_json(out / folder.CONFIG, config)
-        record = {**before["record"], "graded_with": {"versions": versions(), "git_commit": git_commit(), "at": now()}}
-        seconds = folder.total_times(out)
-        results = summarise(before["name"], record, before["benchmarks"], before["not_run"], files, seconds)
         write_json(out / folder.RESULTS, results)
         return results
 

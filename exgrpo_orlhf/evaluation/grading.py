@@ -8,7 +8,7 @@ from typing import Any
 
 from ..environments import NoEnvironment
 from ..questions.prompts import opens_thought
-from ..questions.text import plain_text
+from ..questions.text import normalised_answer, plain_text
 from ..records import Grade, Question
 from ..rewards import GradingError, Verifier
 from .benchmarks import BenchmarkError
@@ -17,6 +17,8 @@ from .samples import Sample
 from .sets import BenchmarkSet
 
 _TWO_GRADERS = ("math", "choice")  # verifiers whose responses math-verify's plain recipe can grade too
+
+COMPARED = ("math", "math_verify")  # verifiers whose equality is more than that of texts
 
 
 def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:
@@ -93,3 +95,26 @@ def graded(
         }
         samples.append(line)
     return samples
+
+
+def votes(answers: Sequence[Sequence[str | None]], grader: Verifier | None) -> list[list[str | None]]:
+    """A key for each answer to each question, the same for answers that differ in typesetting only or that the grader
+    finds equal (1/2 and 0.5). None for no answer."""
+    keys = [[None if text is None else normalised_answer(text) for text in row] for row in answers]
+    if grader is None:
+        return keys
+    groups: list[dict[str, str]] = [{} for _ in keys]  # of each question: from a key to that of its group
+    texts = [{k: t for k, t in zip(*row, strict=True) if k and t} for row in zip(keys, answers, strict=True)]
+    while any(texts):  # the first answer left to each question, against all others left
+        pairs, places = [], []
+        for group, left in zip(groups, texts, strict=True):
+            if left:
+                first = next(iter(left))
+                gold = Question.make("votes", "", left.pop(first))
+                pairs += [(gold, f"\\boxed{{{text}}}") for text in left.values()]
+                places += [(group, left, key, first) for key in left]
+        for (group, left, key, first), grade in zip(places, grader.grade_all(pairs), strict=True):
+            if grade.correct:
+                group[key] = first
+                del left[key]
+    return [[key and group.get(key, key) for key in row] for row, group in zip(keys, groups, strict=True)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from ..questions.text import normalised_answer
+from ..rewards import Verifier
 from .folder import FORMAT
+from .grading import COMPARED, votes
 from .samples import Sample, SampleFile
 from .statistics import Array, avg_at_k, interval, intervals, maj_at_k, mean_over, pass_at_k
 
@@ -27,6 +28,7 @@ def summarise(
     not_run: Mapping[str, Mapping[str, str]],
     files: Mapping[str, SampleFile],
     seconds: Mapping[str, float],
+    grader: Verifier | None = None,
 ) -> dict[str, Any]:
     """The content of results.json.
 
@@ -40,11 +42,16 @@ def summarise(
         not_run: benchmark -> title, group and reason.
         files: benchmark -> its samples.
         seconds: benchmark -> wall time of its responses.
+        grader: its time limit, memory and workers are those of the benchmarks' graders, which decide on equal votes.
+            None: votes are compared as text.
     """
     benchmarks: dict[str, dict[str, Any]] = {}
     scores: dict[str, Array] = {}
     for benchmark, entry in facts.items():
-        measures, scores[benchmark] = _measures(files[benchmark], _rng(benchmark))
+        own = None
+        if grader and entry["verifier"] in COMPARED:
+            own = replace(grader, kind=entry["verifier"], function=None, url=None, format=None, max_failed_share=1.0)
+        measures, scores[benchmark] = _measures(files[benchmark], _rng(benchmark), own)
         benchmarks[benchmark] = {**entry, **measures, "seconds": round(seconds.get(benchmark, 0.0), 1)}
     groups = {entry["group"]: entry["of_group"] for entry in facts.values()}
     counted = [name for name, entry in facts.items() if entry["in_mean"]] or list(facts)
@@ -101,7 +108,7 @@ def bound_of(metric: str, end: str) -> str:
     return f"interval/{metric.removeprefix('eval/')}_{end}"
 
 
-def _measures(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any], Array]:
+def _measures(file: SampleFile, rng: np.random.Generator, grader: Verifier | None) -> tuple[dict[str, Any], Array]:
     """(what results.json says of a benchmark's samples, the share of correct ones of each question, (Q,))."""
     by_row: dict[int, list[Sample]] = defaultdict(list)
     for sample in file.read():
@@ -118,10 +125,10 @@ def _measures(file: SampleFile, rng: np.random.Generator) -> tuple[dict[str, Any
     correct = _correct(rows, "verdict")
     plain = _correct(rows, "plain") if all(sample["plain"] is not None for sample in samples) else None
     answers = [[sample["extracted"] for sample in row] for row in rows]
-    keys = [[None if answer is None else normalised_answer(answer) for answer in row] for row in answers]
     n, score = correct.shape[1], avg_at_k(correct)
     ks = at_k(n)
-    voting = [k for k in ks if k >= MAJORITY_FROM] if any(key is not None for row in keys for key in row) else []
+    voting = [k for k in ks if k >= MAJORITY_FROM] if any(key is not None for row in answers for key in row) else []
+    keys = votes(answers, grader if voting else None)
     values = [score, *(pass_at_k(correct.sum(1), n, k) for k in ks), *(maj_at_k(keys, correct, k) for k in voting)]
     if plain is not None:
         values.append(avg_at_k(plain))

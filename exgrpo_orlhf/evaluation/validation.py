@@ -98,7 +98,7 @@ class Validation:
         model = EvaluatedModel(str(self._run), None, None, run=self._run.name, step=step)
         record = {**self._record, "model": model.describe(), "finished": now()}
         facts = {NAME: self._set.facts(ask=None, of_group=[NAME])}
-        results = summarise(model.name, record, facts, {}, {NAME: file}, {})
+        results = summarise(model.name, record, facts, {}, {NAME: file}, {}, self._verifier)
         write_json(folder / RESULTS, results)
         return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
 

@@ -11,9 +11,11 @@ from results_builder import line, make_results
 
 from exgrpo_orlhf.evaluation import benchmarks
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Definitions
+from exgrpo_orlhf.evaluation.grading import votes
 from exgrpo_orlhf.evaluation.results import metrics, summarise
 from exgrpo_orlhf.evaluation.results_table import means
 from exgrpo_orlhf.evaluation.samples import SampleFile
+from exgrpo_orlhf.rewards import Verifier, close_pools
 
 LINES = [  # row, sample, verdict, plain, extracted, finish, tokens, sound, group
     (0, 0, "correct", "correct", "4", "stop", 10, True, "a"),
@@ -41,6 +43,21 @@ def made(folder: Path, lines=LINES) -> SampleFile:
 def entry(group: str, of: list[str], is_complete: bool = True) -> dict:
     counts = {"samples": 4, "questions": 3}
     return {"title": group, "group": group, "of_group": of, "in_mean": True, "whole": is_complete, **counts}
+
+
+def test_the_grader_s_equal_answers_are_one_vote(tmp_path):
+    answers = ["1/2", "0.5", "5", "x=5", None, "70,000", "70000", "70000", "\\frac12"]
+    [keys] = votes([answers], Verifier("math", workers=1))
+    try:
+        assert [keys.index(key) for key in keys] == [0, 0, 2, 2, 4, 5, 5, 5, 0]
+        lines = [(0, i, "wrong", None, text, "stop", 1, None, None) for i, text in enumerate(("5", "x=5", "5.0"))]
+        lines += [(0, i, "correct", None, "0.5", "stop", 1, None, None) for i in (3, 4)]
+        facts = {"one": {**entry("g", ["one"]), "verifier": "math"}}
+        for grader, expected in ((Verifier("math", workers=1, format="think_answer"), 0.0), (None, 1.0)):
+            results = summarise("x", {}, facts, {}, {"one": made(tmp_path, lines)}, {}, grader)
+            assert results["benchmarks"]["one"]["maj"]["5"]["value"] == expected
+    finally:
+        close_pools()
 
 
 def test_every_number_is_what_the_lines_say(tmp_path):
