@@ -21,6 +21,7 @@ import textwrap
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +73,9 @@ def passes(program: str, tests: dict[str, str] | list[Call], timeout: float, mem
 
 
 def _same_output(output: str, expected: str) -> bool:
-    lines, expected_lines = (_plain(text) for text in (output, expected))
-    return lines == expected_lines or (
-        len(lines) == len(expected_lines) and all(map(_same_line, lines, expected_lines))
-    )
-
-
-def _same_line(line: str, expected: str) -> bool:
-    words, expected_words = line.split(" "), expected.split(" ")
-    return len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
+    lines, expected_lines = ([line.split(" ") for line in _plain(text)] for text in (output, expected))
+    same_shape = [*map(len, lines)] == [*map(len, expected_lines)]
+    return same_shape and all(map(_same_word, chain(*lines), chain(*expected_lines)))
 
 
 def _same_word(word: str, expected: str) -> bool:
