@@ -64,7 +64,7 @@ class Ours:
         first = self.steps * B % len(self.questions)
         self.steps += 1
         plan = Plan(self.steps, self.questions[first : first + B], [], {})
-        graded = self.experiment.verifier.grade_groups(self.engine.rollout(plan, K), self.engine.graded_text)
+        graded = self.experiment.verifier.grade_groups(self.engine.rollout(plan, K), self.engine.written)
         groups = plan.in_order(graded)
         mixer = self.experiment.mixer
         return mixer.assemble(mixer.complete(groups, {}), self.experiment.advantages)

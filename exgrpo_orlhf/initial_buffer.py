@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from . import checkpoints
+from .environments.playing import written_to
 from .experiment import Experiment
 from .files import write
 from .questions.prompts import PromptEncoder
 from .questions.question_files import place_of, read_rows
 from .questions.reading import read_prompt
-from .questions.special_tokens import response_text
-from .records import Question, Trajectory
+from .records import Question, Rollout, Trajectory
 from .replay import ReplayBuffer, snapshot
 from .rewards import Verifier
 
@@ -92,10 +92,12 @@ def read_experts(
         matches.append(same[0])
         encoded.append(np.array(ids, np.int32))
     # As rollouts are graded: by what the tokens say, which is not the text where the tokenizer lacks a character.
-    texts = [response_text(prompts.tokenizer, ids.tolist()) for ids in encoded]
-    opened = [prompts.opens_thought(question) for question in matches]
-    grades = verifier.grade_all(list(zip(matches, texts, strict=True)), opened)
-    for row, (question, text, grade) in enumerate(zip(matches, texts, grades, strict=True)):
+    pairs = [
+        (question, written_to(prompts, question, Rollout(ids, "stop")))
+        for question, ids in zip(matches, encoded, strict=True)
+    ]
+    grades = verifier.grade_all(pairs)
+    for row, ((question, (text, *_)), grade) in enumerate(zip(pairs, grades, strict=True)):
         if not grade.correct or grade.reward is None:
             problem = "must be correct" if grade.reward is not None else "could not be graded (right or not)"
             raise ValueError(

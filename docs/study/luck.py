@@ -66,7 +66,7 @@ def sampled(experiment: Experiment) -> tuple[Responses, Responses]:
     policy = engine(experiment)
     questions = experiment.questions.load()
     groups = policy.rollout(Plan(1, questions, [], {}), experiment.settings.group_size)
-    groups = experiment.verifier.grade_groups(groups, policy.graded_text)
+    groups = experiment.verifier.grade_groups(groups, policy.written)
     unmastered = [group for group in groups if group.accuracy != Fraction(1)]
     return _scored(policy, _correct(groups)), _scored(policy, _correct(unmastered))
 

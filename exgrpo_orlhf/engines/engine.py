@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.playing import Player, episode_seeds, graded_text, outdated
+from ..environments.playing import Player, episode_seeds, outdated, written_to
 from ..files import Files
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_text
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan
+from ..rewards import Written
 from ..sampling import Request, Sampler, StepSeed
 from ..settings import Sampling
 from .rows import ForwardRow
@@ -131,9 +132,9 @@ class Engine(ABC):
         """The response as text (`response_text`). For verifiers and people; it is never encoded again."""
         return response_text(self.tokenizer, token_ids.tolist())
 
-    def graded_text(self, rollout: Rollout) -> str:
-        """What a verifier grades of it (`playing.graded_text`)."""
-        return graded_text(rollout, self.decode, self.player.environment if self.player else None)
+    def written(self, question: Question, rollout: Rollout) -> Written:
+        """As a verifier gets it."""
+        return written_to(self.prompts, question, rollout, self.player.environment if self.player else None)
 
     @abstractmethod
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..questions.prompts import PromptEncoder
+from ..questions.special_tokens import response_text
 from ..records import Grade, Question, Rollout, Trajectory
+from ..rewards import Written
 from ..rounding import less_rounding
 from .environment import Environment
 from .episodes import Episode, EpisodeFailed, Reply
@@ -190,13 +192,35 @@ class Play:
             self.episode.close()
 
 
-def graded_text(rollout: Rollout, decode: Callable[[np.ndarray], str], environment: Environment | None) -> str:
-    """What a verifier grades: a response; of an episode what the policy wrote, a line for each turn, or all of it
-    where Environment.reward says so."""
-    if rollout.actions is None or (environment and environment.reward == "verifier_with_observations"):
-        return decode(rollout.token_ids)
-    parts = np.split(rollout.token_ids, np.flatnonzero(np.diff(rollout.actions)) + 1)
-    return "\n".join(decode(part) for part in parts[not rollout.actions[0] :: 2])
+def written_to(
+    prompts: PromptEncoder, question: Question, rollout: Rollout, environment: Environment | None = None
+) -> Written:
+    """A response to a question as a verifier gets it."""
+    prompt = lambda: (prompts.render(question), prompts.encode(question))
+    return written(rollout, prompt, prompts.opens_thought(question), prompts.tokenizer, environment)
+
+
+def written(
+    rollout: Rollout,
+    prompt: Callable[[], tuple[str, Sequence[int]]],
+    in_thought: bool,
+    tokenizer: Any,
+    environment: Environment | None,
+) -> Written:
+    """As a verifier gets it: a response; of an episode what the policy wrote, a line for each turn, or all of it where
+    Environment.reward says so. prompt: its text and token ids"""
+
+    def read() -> tuple[str, str]:
+        text, ids = prompt()
+        return text, str(tokenizer.decode([*ids, *rollout.token_ids.tolist()], skip_special_tokens=False))
+
+    parts = [rollout.token_ids]
+    if rollout.actions is not None and not (environment and environment.reward == "verifier_with_observations"):
+        parts = np.split(rollout.token_ids, np.flatnonzero(np.diff(rollout.actions)) + 1)[not rollout.actions[0] :: 2]
+    text = "\n".join(response_text(tokenizer, part.tolist()) for part in parts)
+    return Written(
+        text, in_thought, read, rollout.token_ids.tolist(), None if rollout.actions is None else rollout.turns
+    )
 
 
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:

@@ -17,7 +17,7 @@ from ..files import write_json
 from ..progress import duration
 from ..questions.prompts import opens_thought
 from ..records import Question
-from ..rewards import Verifier, close_pools
+from ..rewards import Verifier, Written, close_pools
 from ..sampling import EngineLost, Request, Sampler
 from ..stopping import Stop
 from . import folder
@@ -186,9 +186,14 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
 def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> Iterator[Sample]:
     samples, count = file.read(), 0
     while batch := list(islice(samples, _BATCH)):
-        pairs = [(Question(each["id"], each["question"], each["gold"], name), each["response"]) for each in batch]
-        opened = [opens_thought(each["prompt"]) for each in batch]
-        fields = verdicts(verifier, pairs, verifier.grade_all(pairs, opened), plain, opened)
+        pairs = [
+            (
+                Question(each["id"], each["question"], each["gold"], name),
+                Written(each["response"], opens_thought(each["prompt"])),
+            )
+            for each in batch
+        ]
+        fields = verdicts(verifier, pairs, verifier.grade_all(pairs), plain)
         for sample, graded_fields in zip(batch, fields, strict=True):
             yield {**sample, **graded_fields}  # type: ignore[typeddict-item]
         count += len(batch)

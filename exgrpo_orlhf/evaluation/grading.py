@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..environments import NoEnvironment
-from ..questions.prompts import opens_thought
 from ..questions.text import normalised_answer, plain_text
 from ..records import Grade, Question
-from ..rewards import GradingError, Verifier
+from ..rewards import GradingError, Verifier, Written
 from .benchmarks import BenchmarkError
 from .responses import Response
 from .samples import Sample
@@ -44,18 +43,14 @@ def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> N
 
 
 def verdicts(
-    verifier: Verifier,
-    pairs: Sequence[tuple[Question, str]],
-    grades: Sequence[Grade],
-    plain: bool,
-    opened: Sequence[bool],
+    verifier: Verifier, pairs: Sequence[tuple[Question, Written]], grades: Sequence[Grade], plain: bool
 ) -> list[dict[str, Any]]:
     """The fields of a sample that grading gives: extracted, verdict, sound, and plain, which is the verdict of
-    math-verify's plain recipe, None if it is not requested or cannot differ. opened: as in `Verifier.grade_all`
+    math-verify's plain recipe, None if it is not requested or cannot differ.
     """
     others: list[str | None] = [None] * len(grades)
     if plain and verifier.kind in _TWO_GRADERS:
-        others = [grade.verdict for grade in replace(verifier, kind="math_verify").grade_all(pairs, opened)]
+        others = [grade.verdict for grade in replace(verifier, kind="math_verify").grade_all(pairs)]
     return [
         {"extracted": grade.extracted, "verdict": grade.verdict, "sound": grade.sound, "plain": other}
         for grade, other in zip(grades, others, strict=True)
@@ -63,18 +58,16 @@ def verdicts(
 
 
 def graded(
-    verifier: Verifier, responses: Sequence[Response], questions: Mapping[int, Question], plain: bool
+    verifier: Verifier, responses: Sequence[Response], questions: Mapping[int, Question], plain: bool, step: int = 0
 ) -> list[Sample]:
-    """The samples of responses to one benchmark. questions: by row"""
-    texts = [one.text if one.graded_text is None else one.graded_text for one in responses]
-    pairs = [(questions[one.request.key[1]], text) for one, text in zip(responses, texts, strict=True)]
-    opened = [opens_thought(response.request.prompt, response.request.messages) for response in responses]
-    ungraded = [i for i, one in enumerate(responses) if one.grade is None]
-    left = iter(verifier.grade_all([pairs[i] for i in ungraded], [opened[i] for i in ungraded]))
+    """The samples of responses to one benchmark. questions: by row; step: made by the run that evaluates"""
+    pairs = [(questions[one.request.key[1]], one.written) for one in responses]
+    ungraded = [pair for pair, one in zip(pairs, responses, strict=True) if one.grade is None]
+    left = iter(verifier.grade_all(ungraded, (step, 0)))
     grades = [one.grade or next(left) for one in responses]
     verifier.check_failed(grades)
     samples = []
-    fields = verdicts(verifier, pairs, grades, plain, opened)
+    fields = verdicts(verifier, pairs, grades, plain)
     for response, (question, _), graded_fields in zip(responses, pairs, fields, strict=True):
         request = response.request
         _, row, sample = request.key

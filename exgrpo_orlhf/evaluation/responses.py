@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from ..environments.playing import Player, graded_text
+from ..environments.playing import Player, written
+from ..questions.prompts import opens_thought
 from ..questions.special_tokens import response_text
 from ..records import Grade, Question, Rollout
+from ..rewards import Written
 from ..sampling import EngineLost, Request, Sampler, ServedRollout
 
 Key = tuple[str, int, int]  # benchmark, row of its set (from 0), sample (from 0)
@@ -21,26 +23,28 @@ class Response:
 
     prompt_tokens: their number, if a server rendered the prompt; else None
     grade: by the environment in which it was played; None: it is to be graded
-    graded_text: what the verifier grades, where that is not all of the text
+    written: as the verifier gets it
     """
 
     request: Request
     text: str
     tokens: int
     finish: Literal["stop", "length"]
+    written: Written
     prompt_tokens: int | None = None
     grade: Grade | None = None
-    graded_text: str | None = None
 
     @classmethod
     def of(cls, request: Request, rollout: Rollout, tokenizer: Any, player: Player | None = None) -> Response:
         """tokenizer: of the token ids; player: of an episode"""
+        in_thought = opens_thought(request.prompt, request.messages)
         if isinstance(rollout, ServedRollout):
-            return cls(request, rollout.text, rollout.tokens, rollout.finish, rollout.prompt_tokens)
+            own = Written(rollout.text, in_thought)
+            return cls(request, rollout.text, rollout.tokens, rollout.finish, own, rollout.prompt_tokens)
         text = response_text(tokenizer, rollout.token_ids.tolist())
-        environment = player.environment if player else None
-        own = graded_text(rollout, lambda ids: response_text(tokenizer, ids.tolist()), environment)
-        return cls(request, text, rollout.length, rollout.finish, grade=rollout.grade, graded_text=own)
+        prompt = lambda: (request.prompt, request.prompt_ids)
+        own = written(rollout, prompt, in_thought, tokenizer, player.environment if player else None)
+        return cls(request, text, rollout.length, rollout.finish, own, grade=rollout.grade)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..questions.overlap import same_questions
 from ..questions.prompts import PromptEncoder
 from ..questions.text import plain_text
 from ..records import Question, Rollout
-from ..rewards import Verifier
+from ..rewards import Verifier, Written
 from ..settings import Evaluation
 from . import sets
 from .benchmarks import Benchmark, Definitions
@@ -71,11 +71,12 @@ class Validation:
         step: int,
         generate: Responder,
         decode: Callable[[np.ndarray], str],
-        graded_text: Callable[[Rollout], str],
+        written: Callable[[Question, Rollout], Written],
         prompts: PromptEncoder,
     ) -> dict[str, float]:
         """Returns metrics for the log, and writes samples and results.json to evaluation/<step>/ of the run.
 
+        written: a response as the verifier gets it
         generate: maps (questions, seeds of the responses to each, temperature, top-p) to the responses to each
         """
         settings, rows = self.settings, dict(self._set.rows)
@@ -85,8 +86,8 @@ class Validation:
         responses = [
             Response(
                 *(request, decode(rollout.token_ids), rollout.length, rollout.finish),
+                written(rows[request.key[1]], rollout),
                 grade=rollout.grade,
-                graded_text=graded_text(rollout),
             )
             for request, rollout in zip(requests, chain.from_iterable(rollouts), strict=True)
         ]
@@ -94,7 +95,7 @@ class Validation:
         path = folder / NAME / SAMPLES
         path.unlink(missing_ok=True)  # of a step that is run again
         file = SampleFile(path)
-        file.write(graded(self._verifier, responses, rows, plain=False))
+        file.write(graded(self._verifier, responses, rows, plain=False, step=step))
         model = EvaluatedModel(str(self._run), None, None, run=self._run.name, step=step)
         record = {**self._record, "model": model.describe(), "finished": now()}
         facts = {NAME: self._set.facts(ask=None, of_group=[NAME])}

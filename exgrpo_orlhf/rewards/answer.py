@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,15 +14,45 @@ from ..records import Message, Verdict
 log = logging.getLogger(__name__)
 
 
+class Written(NamedTuple):
+    """A response as a verifier gets it.
+
+    text: what is graded
+    in_thought: whether its prompt opens a thought, so that the answer begins behind the response's first </think>
+    read: the prompt as the model read it, and that with the response, both with their special tokens; None where no
+        model is there
+    token_ids: of the response; turns: of the model, in an episode
+    """
+
+    text: str
+    in_thought: bool = False
+    read: Callable[[], tuple[str, str]] | None = None
+    token_ids: Sequence[int] = ()
+    turns: int | None = None
+
+
 class Answer(NamedTuple):
     """An answer to grade. gold, prompt, meta, source: the question's; some kinds need fields of its meta (options,
-    tests), and a user's function may need all of them."""
+    tests), and a user's function may need all of them, and what follows.
+
+    read, token_ids, turns: as `Written` has them, read without the call; progress: steps made, and planned
+    """
 
     gold: Any
     response: str
     prompt: str | tuple[Message, ...] = ""
     meta: Mapping[str, Any] = {}
     source: str = ""
+    read: tuple[str, str] | None = None
+    token_ids: Sequence[int] = ()
+    turns: int | None = None
+    progress: tuple[int, int] = (0, 0)
+
+    @property
+    def as_read(self) -> tuple[str, str]:
+        """Where no model is there, the prompt's text, and that with the response."""
+        prompt = self.prompt if isinstance(self.prompt, str) else "\n".join(content for _, content in self.prompt)
+        return self.read or (prompt, prompt + self.response)
 
 
 class Graded(NamedTuple):
@@ -30,6 +60,7 @@ class Graded(NamedTuple):
 
     reason: why the answer could not be graded (verdict 'error' or 'timeout'), or some of its logs not be read
     logs: names and numbers to be logged
+    abstains: whether a function gave no reward on purpose
     """
 
     verdict: Verdict
@@ -37,6 +68,12 @@ class Graded(NamedTuple):
     extracted: str | None = None
     reason: str | None = None
     logs: tuple[tuple[str, float], ...] = ()
+    abstains: bool = False
+
+    def shortened(self, most: int) -> Graded:
+        """Its texts cut off behind so many characters."""
+        extracted, reason = (None if text is None else text[:most] for text in (self.extracted, self.reason))
+        return self._replace(extracted=extracted, reason=reason)
 
 
 def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]], str | None]:
@@ -72,3 +109,10 @@ def warn_once(reason: str) -> None:
 
 
 Grader = Callable[[Answer], Graded]
+
+
+class Grading(NamedTuple):
+    """How a worker grades. calls: of what it takes the answers at a time, 'response', 'group' or 'batch'"""
+
+    calls: str
+    grade: Callable[[Sequence[Answer]], list[Graded]]

@@ -41,6 +41,8 @@ class RewardServer:
     success_at: least score of a success, or reward where there are no scores
     """
 
+    calls = "group"  # as `Grading.calls`
+
     def __init__(self, urls: tuple[str, ...], timeout: float, tries: int, connections: int, success_at: float) -> None:
         self.urls, self.timeout, self.tries, self.success_at = list(urls), timeout, tries, success_at
         self._turns, self._free = itertools.cycle(range(len(urls))), asyncio.Semaphore(connections)
@@ -59,7 +61,7 @@ class RewardServer:
                 faults.append(f"{shown(url)}: {error_text(error)}")
         raise NoGrader(f"Verifier.url: no reward server answers ({'; '.join(faults)})")
 
-    def submit(self, answers: Sequence[Answer], times: float = 1.0) -> list[Future[Graded]]:
+    def submit(self, answers: Sequence[Answer], times: float = 1.0, together: bool = True) -> list[Future[Graded]]:
         """Grade the answers in one request. times: the limit, in multiples of the server's"""
         futures: list[Future[Graded]] = [Future() for _ in answers]
         asyncio.run_coroutine_threadsafe(self._grade(list(answers), futures, times * self.timeout), self._loop)
@@ -83,9 +85,9 @@ class RewardServer:
                 future.set_result(each)
 
     async def _ask(self, answers: list[Answer], timeout: float) -> list[Graded]:
-        prompts = [_text(answer) for answer in answers]
+        prompts, queries = zip(*(answer.as_read for answer in answers), strict=True)
         body = {
-            "query": [prompt + answer.response for prompt, answer in zip(prompts, answers, strict=True)],
+            "query": queries,
             "prompts": prompts,
             "labels": [answer.gold for answer in answers],
         }
@@ -155,11 +157,6 @@ def _number(value: Any, most: float) -> float | None:
     value = single(value)
     fine = isinstance(value, int | float) and math.isfinite(value) and abs(value) <= most
     return float(value) if fine else None
-
-
-def _text(answer: Answer) -> str:
-    prompt = answer.prompt
-    return prompt if isinstance(prompt, str) else "\n".join(content for _, content in prompt)
 
 
 def error_text(error: Exception) -> str:

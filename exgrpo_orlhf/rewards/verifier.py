@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from ..records import Grade, Question, Rollout, RolloutGroup, mean
@@ -17,7 +18,7 @@ from ..rounding import less_rounding
 from ..settings import Bound, Count, Finite, PositiveShare, Share, check, require
 from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
-from .answer import Answer, Graded, warn_once
+from .answer import Answer, Graded, Written, warn_once
 from .pool.pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
 from .server import RewardServer, address_fault, server, shown
@@ -76,6 +77,9 @@ class Verifier:
         An OpenRLHF function's or server's `scores` decide instead of its rewards, where it returns them.
         Advantages follow the reward; what is stored, retired and counted as accuracy follows success
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
+    tool: for which the function is written, 'openrlhf', 'trl' or 'verl'; None: its parameters' names tell
+    gets: of what a function that takes several responses gets them at a time, a 'group' (those to one question) or the
+        'batch' (of a step); None: as in its tool, a group for TRL and the batch for verl
     url: with kind 'http', the server's address, or several that share the work
     tries: of a request to a server, at most
     format: the format a response must have, or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>)
@@ -83,10 +87,12 @@ class Verifier:
     overlong_share: the last part of Sampling.max_response_tokens, as a share of it: in it the reward falls linearly, by
         1 at its end (soft overlong punishment, DAPO, arXiv 2503.14476, equation 13), for the advantage alone. Success,
         difficulty, what is stored and dynamic sampling see the reward itself. None: it does not fall
-    timeout: seconds of wall clock for each answer; with kind 'code', for all tests of its program; with kind 'http',
-        for one request, from its begin to the last byte of the answer; it has the responses to one question
+    timeout: seconds of wall clock for each answer, and for a function that gets several at a time, times their number;
+        with kind 'code', for all tests of its program; with kind 'http', for one request, from its begin to the last
+        byte of the answer; it has the responses to one question
     memory: MiB for each answer, beyond what the grader itself takes
-    workers: grading processes, 0: as many as cores; with kind 'http', requests at a time, 0: 16
+    workers: grading processes, 0: as many as cores, and one for a function, which may keep something between its calls;
+        with kind 'http', requests at a time, 0: 16
     max_failed_share: of a batch's answers that may end in a timeout or an error before training stops
     """
 
@@ -103,6 +109,8 @@ class Verifier:
     memory: Annotated[int, Bound("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
     workers: Annotated[int, Bound("must be at least 0 (0: one a core)", lambda value: value >= 0)] = 0
     max_failed_share: Share = 0.25
+    tool: Literal["openrlhf", "trl", "verl"] | None = None
+    gets: Literal["group", "batch"] | None = None
 
     def __post_init__(self) -> None:
         check(Verifier, vars(self))
@@ -110,6 +118,10 @@ class Verifier:
             (self.function is not None) == (self.kind == "function"),
             f"Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
             f"{self.function!r} with Verifier.kind = {self.kind!r}",
+        )
+        require(
+            self.kind == "function" or (self.tool is None and self.gets is None),
+            f"Verifier.tool and Verifier.gets are of Verifier.kind = 'function'; got {self.kind!r}",
         )
         urls = self._urls()
         fault = next(filter(None, map(address_fault, urls)), None)
@@ -130,14 +142,14 @@ class Verifier:
         for each in questions:
             if self.kind == "code":
                 try:
-                    tests_of(self._as_answer(each, ""))
+                    tests_of(self._as_answer(each, Written("")))
                 except ValueError as error:
                     raise ValueError(f"the question {each.prompt!r:.80} of {each.source!r}: {error}") from error
             elif self.kind not in ("function", "http") and not self.kind.startswith("math"):
                 several = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {each.answer_text:.80}"
                 require(not isinstance(each.answer, tuple), several)
 
-    def grade(self, question: Question, response: str) -> Grade:
+    def grade(self, question: Question, response: Written | str) -> Grade:
         """Grade one response. Blocks for little more than `timeout` at most, or three times that for a text (math,
         choice) that cannot be graded in time.
 
@@ -145,13 +157,15 @@ class Verifier:
         """
         return _Answers(self, [(question, response)]).grades()[0]
 
-    def grade_all(self, pairs: Sequence[tuple[Question, str]], opened: Sequence[bool] = ()) -> list[Grade]:
+    def grade_all(
+        self, pairs: Sequence[tuple[Question, Written | str]], progress: tuple[int, int] = (0, 0)
+    ) -> list[Grade]:
         """Grade many, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail.
 
-        opened: of each, whether its prompt opens a thought: the answer then begins behind the response's first
-            </think>, and without one there is no answer. `function` and `http` judge the response as it is
+        Where a prompt opens a thought, the answer begins behind the response's first </think>, and without one there is
+        no answer; `function` and `http` judge the response as it is. progress: as `Answer` has it
         """
-        grades = _Answers(self, pairs, opened).grades()
+        grades = _Answers(self, pairs, progress).grades()
         self.check_failed(grades)
         return grades
 
@@ -168,26 +182,26 @@ class Verifier:
     def grade_groups(
         self,
         groups: Iterable[RolloutGroup],
-        text: Callable[[Rollout], str],
+        written: Callable[[Question, Rollout], Written],
         earlier: Sequence[RolloutGroup] = (),
-        opens_thought: Callable[[Question], bool] = lambda _: False,
+        progress: tuple[int, int] = (0, 0),
     ) -> list[RolloutGroup]:
         """The same groups with every rollout graded; episodes that their environment has graded, or that it failed to
         play, as they are. Stored trajectories are not among them: they are never re-graded.
 
         groups: may arrive one by one, while others are still being generated. Kinds that are graded in other processes
-            are graded on arrival; the others ('exact', 'modular_chain', 'word_problem') when all have arrived
-        text: what is graded of a rollout; opens_thought: whether a question's prompt opens one, as in `grade_all`
+            are graded on arrival; the others ('exact', 'modular_chain', 'word_problem') when all have arrived, and so
+            are those of a function that gets the whole batch
+        written: a rollout as it is graded; progress: as in `grade_all`
         earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
             round may have few groups
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
         """
-        answers, arrived = _Answers(self), []
+        answers, arrived = _Answers(self, progress=progress), []
         try:
             for group in groups:
                 ungraded = [rollout for rollout in group.rollouts if rollout.grade is None]
-                opened = [opens_thought(group.question)] * len(ungraded)
-                answers.add([(group.question, text(rollout)) for rollout in ungraded], opened)
+                answers.add([(group.question, written(group.question, rollout)) for rollout in ungraded])
                 arrived.append(group)
             left = iter(answers.grades())
         except BaseException:
@@ -215,12 +229,16 @@ class Verifier:
         penalties = [self.overlong_penalty(tokens, max_tokens) for tokens in lengths]
         return {} if self.overlong_share is None else {"reward/overlong_penalty": mean(penalties)}
 
-    def _as_answer(self, question: Question, response: str) -> Answer:
+    def _as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 0)) -> Answer:
         """A gold is text where text is compared, a number as it is written; a user's own grader gets it as it is."""
         golds = [*question.answer] if isinstance(question.answer, tuple) else [question.answer]
         golds = [*map(str, golds)] if self.kind in _TEXTS else golds
         gold = golds if isinstance(question.answer, tuple) else golds[0]
-        return Answer(gold, response, question.prompt, dict(question.meta), question.source)
+        answer = Answer(gold, written.text, question.prompt, dict(question.meta), question.source)
+        if self.kind not in _OWN_GRADERS:
+            return answer
+        read = written.read() if written.read else None
+        return answer._replace(read=read, token_ids=written.token_ids, turns=written.turns, progress=progress)
 
     def _urls(self) -> tuple[str, ...]:
         return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())
@@ -231,8 +249,9 @@ class Verifier:
             return server(self._urls(), self.timeout, self.tries, self.workers or 16, less_rounding(self.success_at))
         settings: dict[str, Any] = {"kind": self.kind, "memory": self.memory}
         if self.kind == "function":
-            settings["function"] = self.function
-        if self.kind in ("function", "reasoning_gym"):
+            settings |= {"function": self.function, "tool": self.tool, "gets": self.gets}
+            return pool({**settings, "success_at": less_rounding(self.success_at)}, self.timeout, self.workers or 1)
+        if self.kind == "reasoning_gym":
             settings["success_at"] = less_rounding(self.success_at)
         if self.kind != "code":
             return pool(settings, self.timeout, self.workers)
@@ -244,48 +263,60 @@ class _Answers:
     once."""
 
     def __init__(
-        self, verifier: Verifier, pairs: Sequence[tuple[Question, str]] = (), opened: Sequence[bool] = ()
+        self,
+        verifier: Verifier,
+        pairs: Sequence[tuple[Question, Written | str]] = (),
+        progress: tuple[int, int] = (0, 0),
     ) -> None:
-        self.verifier = verifier
-        self.pairs: list[tuple[Question, str]] = []
-        self.answers: list[str | None] = []  # of each pair, what is graded; None: its thought has no end
+        self.verifier, self.progress = verifier, progress
+        self.pairs: list[tuple[Question, Written]] = []
+        self.texts: list[str | None] = []  # of each pair, what is graded; None: its thought has no end
         self.keys: list[bytes] = []  # of each pair
         self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
+        self.unsent: dict[bytes, Answer] = {}  # of a function that gets the whole batch
         self.pool: Pool | RewardServer | None = None
-        self.add(pairs, opened)
+        by_question = groupby(pairs, lambda pair: pair[0].id if verifier.kind in _OWN_GRADERS else None)
+        for _, same in by_question:
+            self.add([*same])
 
-    def add(self, pairs: Sequence[tuple[Question, str]], opened: Sequence[bool] = ()) -> None:
-        """opened: as in `grade_all`. Raises GradingError if grading has failed already."""
-        self.pairs += pairs
-        answers: list[str | None] = [response for _, response in pairs]
-        if self.verifier.kind not in _OWN_GRADERS:
-            for i in (i for i, inside in enumerate(opened) if inside):
-                _, *behind = _THOUGHT_END.split(pairs[i][1], maxsplit=1)
-                answers[i] = behind[0] if behind else None
-        self.answers += answers
-        if self.verifier.kind in _HERE:
-            return
-        new: dict[bytes, Answer] = {}
-        for (question, _), response in zip(pairs, answers, strict=True):
-            if response is None:
+    def add(self, pairs: Sequence[tuple[Question, Written | str]]) -> None:
+        """To a user's own grader those to one question. Raises GradingError if grading has failed already."""
+        verifier = self.verifier
+        for question, response in pairs:
+            written = response if isinstance(response, Written) else Written(response)
+            text: str | None = written.text
+            if written.in_thought and verifier.kind not in _OWN_GRADERS:
+                _, *behind = _THOUGHT_END.split(written.text, maxsplit=1)
+                text = behind[0] if behind else None
+            self.pairs.append((question, written))
+            self.texts.append(text)
+            if verifier.kind in _HERE:
+                continue
+            if text is None:
                 self.keys.append(_UNFINISHED)
                 continue
-            answer = self.verifier._as_answer(question, response)
-            key = self._key(answer)
-            self.keys.append(key)
+            answer = verifier._as_answer(question, written._replace(text=text), self.progress)
+            self.keys.append(key := self._key(answer))
             if key not in self.sent:
-                new[key] = answer
-        if new:
-            self.pool = self.pool or self.verifier._pool()
-            futures = self.pool.submit([*new.values()])
-            self.sent |= zip(new, zip(new.values(), futures, strict=True), strict=True)
+                self.unsent[key] = answer
+        if self.unsent:
+            self.pool = self.pool or verifier._pool()
+            calls = self.pool.calls if verifier.kind in _OWN_GRADERS else "response"
+            if calls != "batch":
+                self._send(together=calls == "group")
+
+    def _send(self, together: bool) -> None:
+        assert self.pool is not None
+        futures = self.pool.submit([*self.unsent.values()], together=together)
+        self.sent |= zip(self.unsent, zip(self.unsent.values(), futures, strict=True), strict=True)
+        self.unsent = {}
 
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
         if here := _HERE.get(self.verifier.kind):
             grades = [
                 _NO_ANSWER if response is None else here(replace(one, answer=one.answer_text), response)
-                for (one, _), response in zip(self.pairs, self.answers, strict=True)
+                for (one, _), response in zip(self.pairs, self.texts, strict=True)
             ]
         else:
             by_key = {key: self._grade_of(key, graded) for key, graded in self._graded().items()}
@@ -296,14 +327,14 @@ class _Answers:
         fits = _FORMATS[self.verifier.format]
         return [
             grade
-            if grade.reward is None or fits(response)
+            if grade.reward is None or fits(written.text)
             else replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
-            for grade, (_, response) in zip(grades, self.pairs, strict=True)
+            for grade, (_, written) in zip(grades, self.pairs, strict=True)
         ]
 
     def _grade_of(self, key: bytes, graded: Graded) -> Grade:
         """The reason, if there is one, goes to the log."""
-        verdict, reward, extracted, reason, logs = graded
+        verdict, reward, extracted, reason, logs, _ = graded
         if reward is None:
             log.warning("not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:])
         elif reason:
@@ -313,6 +344,8 @@ class _Answers:
     def _graded(self) -> dict[bytes, Graded]:
         """What was sent. A text that could not be graded gets a second try in twice the time, and is wrong after that
         if its gold can be read: no response escapes its 0 by being hard to read."""
+        if self.unsent:
+            self._send(together=True)
         graded = {key: future.result() for key, (_, future) in self.sent.items()}
         failed = [key for key, each in graded.items() if each.reward is None and self.verifier.kind in _TEXTS]
         if self.pool and failed:

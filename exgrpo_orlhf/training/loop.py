@@ -267,7 +267,7 @@ class TrainingRun:
         engine, verifier = self.engine, self.experiment.verifier
         with closing(clock.timed("rollout", engine.rollout(plan, self.experiment.mixer.group_size))) as rollouts:
             groups = plan.in_order(
-                verifier.grade_groups(rollouts, engine.graded_text, graded, engine.prompts.opens_thought)
+                verifier.grade_groups(rollouts, engine.written, graded, (self.steps, self.experiment.settings.steps))
             )
         clock.lap("grade")
         if self.experiment.settings.generate_ahead:
@@ -279,7 +279,7 @@ class TrainingRun:
         if not self.validation.questions or self.experiment.settings.eval_every is None:
             return {}
         clock, engine = Clock(), self.engine
-        how = engine.generate_for, engine.decode, engine.graded_text, engine.prompts
+        how = engine.generate_for, engine.decode, engine.written, engine.prompts
         metrics = self.validation.evaluate(self.steps, *how)
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}

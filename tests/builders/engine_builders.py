@@ -78,7 +78,7 @@ def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | No
     rng = np.random.default_rng(seed)
     chains = questions(n)
     plan = Plan(1, chains[: n // 2], chains[n // 2 :], {}, rollouts_per_replayed=beside)
-    groups = plan.in_order(Verifier("modular_chain").grade_groups(engine.rollout(plan, K), engine.graded_text))
+    groups = plan.in_order(Verifier("modular_chain").grade_groups(engine.rollout(plan, K), engine.written))
     rows = []
     for group in groups:
         members = [*group.rollouts, trajectory(rng, 9)] if group.planned_replay else group.rollouts

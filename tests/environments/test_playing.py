@@ -150,10 +150,10 @@ def test_an_episode_that_fails_is_ungradable_and_named_and_the_others_go_on(warm
         assert all(one.length >= 1 for one in group.rollouts)
     assert caplog.text.count("own0.py, line") == 4 * len(failed)
     assert "ZeroDivisionError" in caplog.text
-    graded = Verifier("modular_chain", max_failed_share=1.0).grade_groups(groups, engine.graded_text)
+    graded = Verifier("modular_chain", max_failed_share=1.0).grade_groups(groups, engine.written)
     assert graded == groups, "it has nothing to add"
     with pytest.raises(GradingError, match="could not be graded"):
-        Verifier("modular_chain", max_failed_share=0.1).grade_groups(groups, engine.graded_text)
+        Verifier("modular_chain", max_failed_share=0.1).grade_groups(groups, engine.written)
 
 
 def test_a_verifier_grades_what_the_policy_wrote_and_the_observations_only_if_it_is_asked_to(warm_model, own):
@@ -163,15 +163,15 @@ def test_a_verifier_grades_what_the_policy_wrote_and_the_observations_only_if_it
     assert max(one.turns for one in rollouts) > 1
     for one in rollouts:
         engine.player.environment = environment
-        assert engine.graded_text(one) == "\n".join(text for mine, text in parts(engine, one) if mine)
+        assert engine.written(one) == "\n".join(text for mine, text in parts(engine, one) if mine)
         engine.player.environment = replace(environment, reward="verifier_with_observations")
-        assert engine.graded_text(one) == engine.decode(one.token_ids) != ""
+        assert engine.written(one) == engine.decode(one.token_ids) != ""
 
 
 def test_the_verifier_grades_the_text_of_the_episode_if_it_is_asked_to(warm_model):
     engine, groups = played(warm_model, replace(CALCULATOR, reward="verifier_with_observations"))
     assert {one.grade for group in groups for one in group.rollouts} == {None}
-    for group in Verifier("modular_chain").grade_groups(groups, engine.graded_text):
+    for group in Verifier("modular_chain").grade_groups(groups, engine.written):
         for one in group.rollouts:
             assert one.grade == Verifier("modular_chain").grade(group.question, engine.decode(one.token_ids))
 

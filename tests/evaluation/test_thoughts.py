@@ -17,7 +17,7 @@ from exgrpo_orlhf.explore.run_page import _decoder
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts, opens_thought
 from exgrpo_orlhf.questions.special_tokens import response_text
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import Verifier, close_pools
+from exgrpo_orlhf.rewards import Verifier, Written, close_pools
 from exgrpo_orlhf.sampling import Request
 
 BOX = "\\boxed{2}"
@@ -39,7 +39,7 @@ BOX = "\\boxed{2}"
 def test_behind_a_prompt_that_opens_a_thought_the_answer_begins_after_it(kind, response, verdict):
     question = Question.make("t", "1+1?", "2")
     verifier = Verifier(kind, workers=1, format="boxed" if kind == "math" else None)
-    [opened, closed] = verifier.grade_all([(question, response)] * 2, [True, False])
+    [opened, closed] = verifier.grade_all([(question, Written(response, inside)) for inside in (True, False)])
     assert opened.verdict == verdict
     assert closed == verifier.grade(question, response)
     close_pools()
@@ -48,7 +48,7 @@ def test_behind_a_prompt_that_opens_a_thought_the_answer_begins_after_it(kind, r
 def test_a_users_function_gets_the_thought_too(tmp_path):
     (tmp_path / "reward.py").write_text("def reward_func(queries, prompts, labels):\n    return [len(queries[0])]\n")
     verifier = Verifier("function", function=f"{tmp_path}/reward.py", workers=1)
-    assert verifier.grade_all([(Question.make("t", "", "2"), "still thinking")], [True])[0].reward == 14
+    assert verifier.grade_all([(Question.make("t", "", "2"), Written("still thinking", True))])[0].reward == 14
     close_pools()
 
 
@@ -101,7 +101,7 @@ def test_tags_that_are_special_tokens_are_seen_and_end_and_padding_are_not(tmp_p
     assert len(ids) == 4 + 3 + 1 + 3
     tokenizer.save_pretrained(tmp_path)
     response = Response.of(Request((), 0, 1, 1.0), rollout("wrong", ids), tokenizer)
-    assert text == response.text == response.graded_text == _decoder(tmp_path)(ids)
+    assert text == response.text == response.written.text == _decoder(tmp_path)(ids)
     assert Verifier("exact", format="think_answer").grade(Question.make("t", "", text), response.text).correct
     plain = byte_tokenizer()
     assert response_text(plain, ids[:-5]) == plain.decode(ids[:-5].tolist(), skip_special_tokens=True)

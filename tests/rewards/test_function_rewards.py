@@ -22,7 +22,8 @@ def reward(tmp_path: Path, source: str, answer: Answer | None = None):
     path = tmp_path / "reward.py"
     path.write_text(source)
     name = source.split("def ")[-1].split("(")[0]
-    return function.grader(f"{path}:{name}")(answer or Answer("42", "it is 42", "6*7?", META, "set"))
+    [graded] = function.grading(f"{path}:{name}").grade([answer or Answer("42", "it is 42", "6*7?", META, "set")])
+    return graded
 
 
 @pytest.mark.parametrize(
@@ -43,10 +44,10 @@ def reward(tmp_path: Path, source: str, answer: Answer | None = None):
         # verl: one response, by name.
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    assert (data_source, solution_str, ground_truth) == ('set', 'it is 42', '42')\n"
-        "    assert extra_info == {'index': 8} and ' ' in solution_str\n"
+        "    assert extra_info == {'index': 8, 'num_turns': None, 'rollout_reward_scores': {}}\n"
         "    return 0.5",
         "def compute_score(solution_str, ground_truth, **kwargs):\n"
-        "    assert kwargs == {'data_source': 'set', 'extra_info': {'index': 8}}\n"
+        "    assert kwargs.pop('extra_info')['index'] == 8 and kwargs == {'data_source': 'set'}\n"
         "    return {'score': 0.5, 'acc': 1.0, 'pred': '42'}",
     ],
 )
@@ -68,14 +69,14 @@ def test_messages_stay_messages_for_trl_and_are_text_for_openrlhf(tmp_path):
 
 
 def test_the_whole_meta_is_verl_s_extra_info_where_no_column_has_that_name(tmp_path):
-    source = "def f(solution_str, ground_truth, extra_info):\n    return extra_info == {'level': 5}"
+    source = "def f(solution_str, ground_truth, extra_info):\n    return extra_info['level'] == 5"
     assert reward(tmp_path, source, Answer("42", "42", meta={"level": 5})).reward == 1.0
 
 
 @pytest.mark.parametrize(
     ("returned", "reason"),
     [
-        ("None", "reward.py: TypeError"),
+        ("None", "reward.py, line 1: it returned None"),
         ("[1.0, 2.0]", "one reward for each query, got 2 for one"),
         ("float('nan')", "finite"),
         ("{'reward': 1.0}", "a dict has the reward as 'score'"),
@@ -97,7 +98,7 @@ def test_a_column_that_no_question_has_is_named(tmp_path):
     "parameters",
     [
         "queries, prompts, labels, threshold", "a, b, c", "*args", "",
-        "data_sources, solution_strs, ground_truths, extra_infos", "solution_str, ground_truth, tokenizer",
+        "solution_str, ground_truth, tokenizer",
     ],
 )  # fmt: skip
 def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters):

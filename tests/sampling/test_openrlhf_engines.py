@@ -276,7 +276,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     )
     verifier = Verifier("function", function=str(reward), timeout=60.0)
     plan = Plan(1, questions[:3], questions[3:], {})
-    groups = plan.in_order(verifier.grade_groups(trainer.rollout(plan, 3), trainer.graded_text))
+    groups = plan.in_order(verifier.grade_groups(trainer.rollout(plan, 3), trainer.written))
     assert [group.question for group in groups] == questions
     assert [(len(group.rollouts), group.planned_replay) for group in groups] == [(3, False)] * 3 + [(2, True)] * 2
     for group, name in zip(groups, names, strict=True):

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from signal import SIGKILL
@@ -59,14 +59,24 @@ class _Broken(Exception):
 
 @dataclass
 class _Job:
-    answer: bytes  # pickled by the caller, who gets the error if that fails
-    timeout: float  # seconds
-    verdict: Future[Graded] = field(default_factory=Future)
+    """Answers that the grader gets in one call: one, or those of a group or a batch."""
+
+    answers: bytes  # pickled by the caller, who gets the error if that fails
+    timeout: float  # seconds, for all of them
+    verdicts: list[Future[Graded]]
     lost: int = 0  # processes, while they graded it
 
-    def settle(self, graded: Graded) -> None:
-        with suppress(InvalidStateError):  # cancelled meanwhile
-            self.verdict.set_result(graded)
+    @property
+    def done(self) -> bool:
+        return all(verdict.done() for verdict in self.verdicts)
+
+    def settle(self, graded: Sequence[Graded]) -> None:
+        for verdict, own in zip(self.verdicts, graded, strict=True):
+            with suppress(InvalidStateError):  # cancelled meanwhile
+                verdict.set_result(own)
+
+    def settle_all(self, graded: Graded) -> None:
+        self.settle([graded] * len(self.verdicts))
 
 
 class Pool:
@@ -81,18 +91,22 @@ class Pool:
         self.settings, self.timeout, self.workers = dict(settings), timeout, workers
         self.failed: GradingError | None = None  # why no more answers are taken
         self.loaded = False  # by any worker so far
+        self._calls: str | None = None
         self._waiting: deque[list[_Job]] = deque()
         self._change = threading.Condition()
         self._slots: list[_Slot] = []
         self._idle = 0
 
-    def submit(self, answers: Sequence[Answer], times: float = 1.0) -> list[Future[Graded]]:
+    def submit(self, answers: Sequence[Answer], times: float = 1.0, together: bool = False) -> list[Future[Graded]]:
         """Queue answers, from any thread, and start workers for them. A future that is cancelled may not be graded.
 
-        times: the limit of each, in multiples of the pool's
+        times: the limit of each, in multiples of the pool's; together: in one call, which has the limits of all
         Raises GradingError if the pool has failed or is closed; the futures raise it if that comes later.
         """
-        jobs = [_Job(pickle.dumps(answer), times * self.timeout) for answer in answers]
+        calls = [answers] if together else [[answer] for answer in answers]
+        jobs = [
+            _Job(pickle.dumps([*call]), times * self.timeout * len(call), [Future() for _ in call]) for call in calls
+        ]
         size = max(1, min(_CHUNK, len(jobs) // (4 * self.workers)))
         with self._change:
             if self.failed:
@@ -103,15 +117,24 @@ class Pool:
                 slot.start()
                 self._slots.append(slot)
             self._change.notify_all()
-        return [job.verdict for job in jobs]
+        return [verdict for job in jobs for verdict in job.verdicts]
 
     def check(self, columns: Sequence[str] | None) -> None:
         """Start a worker and end it again. Raises NoGrader, also for a function that needs other columns."""
         process = _Process({**self.settings, "columns": columns})
         try:
             process.wait_for_fork(first=True)
+            self._calls = process.calls
         finally:
             process.close()
+
+    @property
+    def calls(self) -> str:
+        """How many answers the grader takes in a call: those of a 'response', a 'group' or a 'batch'. Raises as
+        `check`."""
+        if self._calls is None:
+            self.check(None)
+        return self._calls or ""
 
     def fail(self, error: GradingError) -> None:
         """Take no more answers and kill the workers. Answers that still wait for a verdict get the error."""
@@ -140,7 +163,7 @@ class Pool:
                 self._idle -= 1
                 if self.failed:
                     return None
-                if chunk := [job for job in self._waiting.popleft() if not job.verdict.done()]:
+                if chunk := [job for job in self._waiting.popleft() if not job.done]:
                     return chunk
 
     def put_back(self, chunk: list[_Job]) -> None:
@@ -150,9 +173,9 @@ class Pool:
                 self._waiting.extendleft([chunk] if chunk else [])
                 self._change.notify()
                 return
-        for job in chunk:
+        for verdict in (verdict for job in chunk for verdict in job.verdicts):
             with suppress(InvalidStateError):
-                job.verdict.set_exception(self.failed)
+                verdict.set_exception(self.failed)
 
 
 class _Slot(threading.Thread):
@@ -190,12 +213,12 @@ class _Slot(threading.Thread):
     def _replace(self, chunk: list[_Job], error: Exception) -> None:
         """After the worker broke down (killed from outside, out of memory): a new worker, and the chunk again."""
         self._end()
-        left = [job for job in chunk if not job.verdict.done()]
+        left = [job for job in chunk if not job.done]
         if left:
             left[0].lost += 1
             if left[0].lost >= _TRIES:  # of a reply that cannot be read, two are counted
                 reason = f"the grading process broke down {_TRIES} times: {error}"
-                left.pop(0).settle(Graded("error", None, reason=reason))
+                left.pop(0).settle_all(Graded("error", None, reason=reason))
         if not self.pool.failed:
             log.warning("a grading process broke down (%s) and is replaced", error)
         self.pool.put_back(left)
@@ -204,11 +227,11 @@ class _Slot(threading.Thread):
         """Grade up to the first answer that ends the fork that grades it; the others go back to the queue."""
         if process.receive(0):  # ("died", …): between two chunks
             process.fork_again()
-        start = process.send([job.answer for job in chunk])
+        start = process.send([job.answers for job in chunk])
         for i, job in enumerate(chunk):
             reply = process.receive(job.timeout) if start[0] == "begun" else start
             if reply and reply[0] == "graded":
-                job.settle(Graded(*reply[1:]))
+                job.settle([Graded(*own) for own in reply[1:]])
                 continue
             graded = None
             if reply is None:
@@ -223,8 +246,8 @@ class _Slot(threading.Thread):
                 process.fork_again()  # before the verdict: what a caller then asks for needs no further worker
             finally:
                 if graded:
-                    job.settle(graded)
-            self.pool.put_back([other for other in chunk[i:] if not other.verdict.done()])
+                    job.settle_all(graded)
+            self.pool.put_back([other for other in chunk[i:] if not other.done])
             return
 
 
@@ -235,7 +258,7 @@ class _Process:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._connection, theirs = Pipe()
         self._answers = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (it lives as long as the process)
-        self._settings, self._fork = settings, 0
+        self._settings, self._fork, self.calls = settings, 0, ""
         with theirs:
             fds = (theirs.fileno(), self._answers.fileno())
             self._process = start_worker("exgrpo_orlhf.rewards.pool.worker", [json.dumps(settings)], fds)
@@ -264,14 +287,15 @@ class _Process:
         """Wait for the fork that grades. Raises NoGrader if the grader cannot be loaded. first: so far by no worker"""
         grader = self._settings.get("function", "the grader")
         try:
-            name, what = self.receive(_START_TIMEOUT) or ("", f"{grader} was not loaded within {_START_TIMEOUT:g} s")
+            late = "", f"{grader} was not loaded within {_START_TIMEOUT:g} s"
+            name, what, *calls = self.receive(_START_TIMEOUT) or late
         except _Broken:
-            name, what = "", f"the process ended while {grader} was loaded"
+            name, what, calls = "", f"the process ended while {grader} was loaded", []
         if name == "unusable" or (first and name != "ready"):
             raise NoGrader(f"Verifier.kind = {self._settings['kind']!r} cannot be used: {what}")
         if name != "ready":
             raise _Broken(what)
-        self._fork = what
+        self._fork, [self.calls] = what, calls
 
     def kill_fork(self) -> None:
         """Kill the fork that grades; a reply that it still sends does not count."""

@@ -1,6 +1,7 @@
-"""A user's own reward function, called as OpenRLHF, TRL or verl calls it; a parameter's name tells which.
+"""A user's own reward function, called as OpenRLHF, TRL or verl calls it; its parameters' names tell which.
 
-It is called in the pool for one response at a time, so that a response on which it hangs affects no other response.
+It is called in the pool, where a call that hangs can be ended: for one response (OpenRLHF, verl), for those to one
+question (TRL) or for all of a step (verl's batch reward managers).
 """
 
 from __future__ import annotations
@@ -11,36 +12,83 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, Literal, NamedTuple
 
 from ...rounding import LARGEST_REWARD
-from ..answer import Answer, Graded, Grader, logs_of, single
+from ..answer import Answer, Graded, Grading, logs_of, single
 
 NAME = "reward_func"  # where the binding names no function
+Tool = Literal["openrlhf", "trl", "verl"]
+Logs = dict[str, list[Any]]  # by name a value for each answer
+
+
+class _Form(NamedTuple):
+    """A way of calling. tool: whose; calls: as `Grading`; mark: the parameter that tells it from the others; arguments:
+    of these answers, some of which put into the logs; reward: where a dict that is returned has it"""
+
+    tool: Tool
+    calls: str
+    mark: str
+    arguments: Callable[[Sequence[Answer], Logs], dict[str, Any]]
+    reward: str | None
+
+
+def _openrlhf(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
+    prompts, queries = zip(*(answer.as_read for answer in answers), strict=True)
+    return {"queries": [*queries], "prompts": [*prompts], "labels": [answer.gold for answer in answers]}
+
+
+def _trl(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
+    common = set.intersection(*({*answer.meta} for answer in answers)) - {UNASKED}
+    columns = {name: [answer.meta[name] for answer in answers] for name in answers[0].meta if name in common}
+    prompts: list[Any] = [answer.prompt for answer in answers]
+    completions: list[Any] = [answer.response for answer in answers]
+    if not isinstance(prompts[0], str):  # messages, and then the completion is one too
+        prompts = [[{"role": role, "content": content} for role, content in prompt] for prompt in prompts]
+        completions = [[{"role": "assistant", "content": text}] for text in completions]
+    made, planned = answers[0].progress
+    return {
+        **columns,
+        "prompts": prompts,
+        "completions": completions,
+        "completion_ids": [[*answer.token_ids] for answer in answers],
+        "trainer_state": SimpleNamespace(global_step=made, max_steps=planned, is_world_process_zero=True),
+        "log_extra": lambda column, values: logs.setdefault(column, []).extend(values),
+        "log_metric": lambda name, value: logs.__setitem__(name, [value] * len(answers)),
+    }
+
+
+def _verl(answer: Answer) -> dict[str, Any]:
+    columns = {name: value for name, value in answer.meta.items() if name != UNASKED}
+    extra = answer.meta.get("extra_info", {**columns, **answer.meta.get(UNASKED, {})})
+    if isinstance(extra, Mapping):
+        extra = {**extra, "num_turns": answer.turns, "rollout_reward_scores": {}}
+    return {
+        "data_source": answer.source, "solution_str": answer.response, "ground_truth": answer.gold, "extra_info": extra
+    }  # fmt: skip
+
+
+def _verl_batch(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
+    rows = [_verl(answer) for answer in answers]
+    plural = {"extra_info": "extra_infos"}
+    return {plural.get(name, f"{name}s"): [row[name] for row in rows] for name in rows[0]}
+
+
+_FORMS = (
+    _Form("openrlhf", "response", "queries", _openrlhf, "rewards"),
+    _Form("trl", "group", "completions", _trl, None),
+    _Form("verl", "response", "solution_str", lambda answers, logs: _verl(answers[0]), "score"),
+    _Form("verl", "batch", "solution_strs", _verl_batch, "score"),
+)
+UNASKED = "_extra_info"  # in a question's meta: verl's column of this name, where the user has not asked for it
 _ACCEPTED = (
     "accepted are OpenRLHF's reward_func(queries, prompts, labels), TRL's reward(completions, **kwargs) and verl's "
-    "compute_score(data_source, solution_str, ground_truth, extra_info)"
+    "compute_score(data_source, solution_str, ground_truth, extra_info), or that with lists (solution_strs, …)"
 )
-
-
-def _forms(answer: Answer) -> dict[str, tuple[dict[str, Any], str | None]]:
-    """By a parameter that only this form has: the arguments, and where a dict that is returned has the reward."""
-    text: Any = answer.prompt
-    prompt: Any = text
-    completion: Any = answer.response
-    if not isinstance(text, str):  # messages, and then TRL's completion is one too
-        prompt, completion = ([{"role": r, "content": c} for r, c in m] for m in (text, [("assistant", completion)]))
-        text = "\n".join(content for _, content in text)
-    extra = {"data_source": answer.source, "extra_info": answer.meta.get("extra_info", answer.meta)}
-    columns = {**answer.meta, "prompts": prompt, "completions": completion}
-    return {
-        "queries": ({"queries": [f"{text}{answer.response}"], "prompts": [text], "labels": [answer.gold]}, "rewards"),
-        "completions": ({name: [value] for name, value in columns.items()}, None),
-        "solution_str": ({"solution_str": answer.response, "ground_truth": answer.gold, **extra}, "score"),
-    }
 
 
 def named(where: str) -> tuple[Path, str]:
@@ -51,9 +99,18 @@ def named(where: str) -> tuple[Path, str]:
     return Path(path).expanduser().absolute(), name
 
 
-def grader(where: str, success_at: float = 1.0, columns: Sequence[str] | None = None) -> Grader:
-    """The reward of the function at "file.py" or "file.py:name"; a success has a reward of success_at at least, or
-    OpenRLHF's score where it returns one. columns: in the meta of all questions, or None where that is not known
+def grading(
+    where: str,
+    success_at: float = 1.0,
+    tool: Tool | None = None,
+    gets: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Grading:
+    """The rewards of the function at "file.py" or "file.py:name"; a success has a reward of success_at at least, or
+    OpenRLHF's score where it returns one.
+
+    tool: for which it is written, None: by its parameters; gets: 'group' or 'batch', for a function that takes several
+    columns: in the meta of all questions, or None where that is not known
 
     Raises ValueError, or whatever the file raises."""
     file, name = named(where)
@@ -65,47 +122,70 @@ def grader(where: str, success_at: float = 1.0, columns: Sequence[str] | None = 
     if not callable(function):
         raise ValueError(f"Verifier.function = {where!r}: the file defines no function {name!r}")
     parameters = inspect.signature(function).parameters
-    form = next((name for name in _forms(Answer("", "")) if name in parameters), None)
+    forms = [each for each in _FORMS if each.mark in parameters and tool in (None, each.tool)]
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = {name for name, each in parameters.items() if each.default is each.empty and each.kind not in (2, 4)}
-    if form is None or (form != "completions" and required - set(_forms(Answer("", ""))[form][0])):
-        raise ValueError(f"Verifier.function = {where!r} takes {', '.join(parameters)}; {_ACCEPTED}")
+    known = set(forms[0].arguments([Answer("", "")], {})) if forms else set()
+    if not forms or (forms[0].tool != "trl" and required - known):
+        bound = "" if tool is None else f" with Verifier.tool = {tool!r}"
+        raise ValueError(f"Verifier.function = {where!r}{bound} takes {', '.join(parameters)}; {_ACCEPTED}")
+    form = forms[0]
     no_column = f"{file.name} takes {{}}, which is no column of the questions: add it to QuestionFile.meta"
-    absent = required - set(_forms(Answer("", ""))[form][0]) - set(required if columns is None else columns)
+    absent = required - known - set(required if columns is None else columns)
     if absent:
         raise ValueError(no_column.format(", ".join(sorted(absent))))
+    calls = form.calls if form.calls == "response" else gets or form.calls
+    line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
+    place = f"{file.name}, line {line}" if line else file.name
 
-    def grade(answer: Answer) -> Graded:
-        arguments, key = _forms(answer)[form]
+    def grade(answers: Sequence[Answer]) -> list[Graded]:
+        logs: Logs = {}
+        arguments = form.arguments(answers, logs)
         if missing := ", ".join(sorted(required - set(arguments))):
-            return Graded("error", None, reason=no_column.format(missing))
+            return [Graded("error", None, reason=no_column.format(missing))] * len(answers)
         try:
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
-            result = asyncio.run(result) if inspect.iscoroutine(result) else result
-            reward = _number(result, key)
-            if abs(reward) > LARGEST_REWARD:
-                raise ValueError(f"it must return rewards between ±{LARGEST_REWARD:,.0f}, got {reward:g}")
-            scored = key == "rewards" and isinstance(result, dict) and result.get("scores") is not None
-            score = _number(result, "scores") if scored else reward
-            extra = result.get("extra_logs") if key == "rewards" and isinstance(result, dict) else None
-            [logs], left_out = logs_of(extra, 1)
+            result = _loop().run(_awaited(result)) if inspect.isawaitable(result) else result
+            rewards, scores, extra = _read(result, form, len(answers))
+            own_logs, left_out = logs_of({**logs, **extra}, len(answers))
         except MemoryError:
             raise
         except Exception as error:
-            return Graded("error", None, reason=placed(error, file))
-        return Graded("correct" if score >= success_at else "wrong", reward, reason=left_out, logs=logs)
+            return [Graded("error", None, reason=placed(error, file))] * len(answers)
+        graded = []
+        for reward, score, own in zip(rewards, scores, own_logs, strict=True):
+            if reward is None or score is None:
+                graded.append(Graded("error", None, reason=f"{place}: it returned None", logs=own, abstains=True))
+            elif fault := _fault(reward) or _fault(score):
+                graded.append(Graded("error", None, reason=f"{place}: {fault}"))
+            else:
+                verdict: Literal["correct", "wrong"] = "correct" if score >= success_at else "wrong"
+                graded.append(Graded(verdict, reward, reason=left_out, logs=own))
+        return graded
 
-    return grade
+    return Grading(calls, grade)
+
+
+@cache
+def _loop() -> asyncio.Runner:
+    """The event loop of this process: what a function keeps between its calls (connections) belongs to one."""
+    return asyncio.Runner()
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
 
 
 def load_file(file: Path, prefix: str) -> ModuleType:
-    """The module of a user's file, which ends in .py, under a name with this prefix. Raises ValueError, with the line,
-    where the file raises."""
+    """The module of a user's file, which ends in .py, under a name with this prefix. Modules beside the file can be
+    imported from it, as from a script. Raises ValueError, with the line, where the file raises."""
     spec = importlib.util.spec_from_file_location(f"{prefix}_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look it up there
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -120,15 +200,46 @@ def placed(error: BaseException, file: Path) -> str:
     return f"{file.name}{line}: {type(error).__name__}: {error}"
 
 
-def _number(result: Any, key: str | None) -> float:
-    if isinstance(result, dict):
+def _read(result: Any, form: _Form, count: int) -> tuple[list[float | None], list[float | None], Mapping[str, Any]]:
+    """The rewards, the scores that decide on success, and what is logged by name, a number for each answer."""
+    if form.tool == "openrlhf":
+        scores = result.get("scores") if isinstance(result, Mapping) else None
+        rewards = [_number(result, form.reward)]
+        extra = result.get("extra_logs") if isinstance(result, Mapping) else None
+        own = {} if extra is None else extra if isinstance(extra, Mapping) else {repr(extra)[:80]: None}
+        return rewards, rewards if scores is None else [_number(scores, None)], own
+    results = [result] if form.calls == "response" else [*_listed(result)]
+    if len(results) != count:
+        raise ValueError(f"it must return one reward for each response, got {len(results)} for {count}")
+    rewards = [_number(each, form.reward) for each in results]
+    dicts = [each for each in results if isinstance(each, Mapping)]
+    names = dict.fromkeys(name for each in dicts for name in each if name != form.reward)
+    logs = {name: [each.get(name) for each in dicts] for name in names} if len(dicts) == count else {}
+    return rewards, rewards, {name: own for name, own in logs.items() if all(isinstance(x, int | float) for x in own)}
+
+
+def _listed(result: Any) -> Any:
+    """Of an array or a tensor its list. Raises ValueError for what is no list."""
+    result = result.tolist() if hasattr(result, "tolist") else result
+    if not isinstance(result, list | tuple):
+        raise ValueError(f"it must return a list with a reward for each response, got {result!r:.80}")
+    return result
+
+
+def _number(result: Any, key: str | None) -> float | None:
+    if isinstance(result, Mapping):
         if key not in result:
             raise ValueError(f"it returned {result!r:.80}; a dict has the reward as {key!r}")
         result = result[key]
     result = single(result)
     if isinstance(result, list | tuple):
         raise ValueError(f"it must return one reward for each query, got {len(result)} for one")
-    reward = float(result)
+    return None if result is None else float(result)
+
+
+def _fault(reward: float) -> str | None:
     if not math.isfinite(reward):
-        raise ValueError(f"it must return finite rewards, got {reward}")
-    return reward
+        return f"it must return finite rewards, got {reward}"
+    if abs(reward) > LARGEST_REWARD:
+        return f"it must return rewards between ±{LARGEST_REWARD:,.0f}, got {reward:g}"
+    return None
