@@ -20,6 +20,7 @@ Finish = Literal["stop", "length"]
 Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
 Message = tuple[str, str]  # (role, content)
 Actions = npt.NDArray[np.bool_]
+EXTRA_INFO = "_extra_info"  # in a question's meta: verl's column of this name, where no binding asks for it
 
 
 @dataclass(frozen=True, slots=True)

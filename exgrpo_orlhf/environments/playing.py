@@ -212,7 +212,9 @@ def written(
 
     def read() -> tuple[str, str]:
         text, ids = prompt()
-        return text, str(tokenizer.decode([*ids, *rollout.token_ids.tolist()], skip_special_tokens=False))
+        query = str(tokenizer.decode([*ids, *rollout.token_ids.tolist()], skip_special_tokens=False))
+        begin = tokenizer.bos_token or ""  # where encoding adds it: a query begins with its prompt
+        return text, query if text.startswith(begin) else query.removeprefix(begin)
 
     parts = [rollout.token_ids]
     if rollout.actions is not None and not (environment and environment.reward == "verifier_with_observations"):

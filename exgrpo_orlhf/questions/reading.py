@@ -17,7 +17,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..records import Question
+from ..records import EXTRA_INFO, Question
 from ..settings import require
 from .text import Prompt, normalised
 
@@ -58,7 +58,8 @@ class QuestionRecords:
     held_out, part: so many of them, chosen by their ids, are kept apart for validation: 'train' are the others,
         'validation' these. 'all' with held_out = 0: nothing is kept apart
     meta: further fields that a verifier needs, such as ('options',) for 'choice' or ('tests',) for 'code'; they are
-        kept in Question.meta, with their types, under the last part of their path
+        kept in Question.meta, with their types, under the last part of their path. A function written for verl gets the
+        column 'extra_info' without asking
 
     A field is a name or a dotted path into nested records ("reward_model.ground_truth").
     """
@@ -92,7 +93,7 @@ class QuestionRecords:
 
     def columns(self, layout: Layout) -> tuple[str, ...]:
         """The fields that are read."""
-        return (*layout, *([] if self.source is None else [self.source]), *self.meta)
+        return (*layout, *([] if self.source is None else [self.source]), *self.meta, "extra_info")
 
     def layout(self, present: list[str], where: str) -> Layout:
         """The columns of question and answer. present: the columns there are, nested ones as dotted paths; [] without a
@@ -189,15 +190,18 @@ class QuestionRecords:
         if type(source) is not str or not source:
             raise ValueError(f"{where}: field {self.source!r} is {source!r:.80}; a source is the data set's name")
         meta = {name.rpartition(".")[2]: present(record, name, where, f"{self._owner}.meta") for name in self.meta}
+        if isinstance(record.get("extra_info"), dict) and "extra_info" not in meta:
+            meta[EXTRA_INFO] = record["extra_info"]
         answer = tuple(answer) if isinstance(answer, list) else answer
         return Question.make(source, prompt, answer, {"row": row, **meta})
 
 
 def text_key(question: Question) -> str:
-    """A hash of what is asked, to the letter: the prompt without white space around it, and the columns in its meta."""
+    """A hash of what is asked, to the letter: the prompt without white space around it, and the columns in its meta
+    that a binding asks for."""
     prompt = (("user", question.prompt),) if isinstance(question.prompt, str) else question.prompt
     *before, (role, content) = prompt
-    columns = {name: value for name, value in question.meta.items() if name != "row"}
+    columns = {name: value for name, value in question.meta.items() if name not in ("row", EXTRA_INFO)}
     asked = json.dumps([*before, role, content.strip(), columns], sort_keys=True, default=repr, ensure_ascii=False)
     return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 

@@ -237,8 +237,14 @@ class Verifier:
         answer = Answer(gold, written.text, question.prompt, dict(question.meta), question.source)
         if self.kind not in _OWN_GRADERS:
             return answer
-        read = written.read() if written.read else None
-        return answer._replace(read=read, token_ids=written.token_ids, turns=written.turns, progress=progress)
+        return answer._replace(
+            gold=_as_in_other_readers(gold),
+            meta=_as_in_other_readers(answer.meta),
+            read=written.read() if written.read else None,
+            token_ids=written.token_ids,
+            turns=written.turns,
+            progress=progress,
+        )
 
     def _urls(self) -> tuple[str, ...]:
         return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())
@@ -256,6 +262,15 @@ class Verifier:
         if self.kind != "code":
             return pool(settings, self.timeout, self.workers)
         return pool({**settings, "timeout": self.timeout}, self.timeout + _CODE_GRACE, self.workers)
+
+
+def _as_in_other_readers(value: Any) -> Any:
+    """A column as json and pyarrow read it: a number does not keep how it was written (4.50)."""
+    if isinstance(value, dict):
+        return {key: _as_in_other_readers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_in_other_readers(each) for each in value]
+    return float(value) if isinstance(value, float) else value
 
 
 class _Answers:

@@ -161,11 +161,11 @@ def test_a_verifier_grades_what_the_policy_wrote_and_the_observations_only_if_it
     environment = engine.player.environment
     rollouts = [one for group in groups for one in group.rollouts]
     assert max(one.turns for one in rollouts) > 1
-    for one in rollouts:
+    for question, one in [(group.question, one) for group in groups for one in group.rollouts]:
         engine.player.environment = environment
-        assert engine.written(one) == "\n".join(text for mine, text in parts(engine, one) if mine)
+        assert engine.written(question, one).text == "\n".join(text for mine, text in parts(engine, one) if mine)
         engine.player.environment = replace(environment, reward="verifier_with_observations")
-        assert engine.written(one) == engine.decode(one.token_ids) != ""
+        assert engine.written(question, one).text == engine.decode(one.token_ids) != ""
 
 
 def test_the_verifier_grades_the_text_of_the_episode_if_it_is_asked_to(warm_model):

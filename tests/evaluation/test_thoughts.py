@@ -11,6 +11,7 @@ from replay_builders import rollout
 from run_builders import byte_tokenizer, rows, train_small
 
 from exgrpo_orlhf.engines.engine import Engine
+from exgrpo_orlhf.environments import playing
 from exgrpo_orlhf.evaluation import responses
 from exgrpo_orlhf.evaluation.responses import Response
 from exgrpo_orlhf.explore.run_page import _decoder
@@ -67,7 +68,8 @@ def test_training_validation_and_benchmarks_see_no_answer_in_an_unfinished_thoug
     text, verdict, byte_model, thinking, bench, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Engine, "decode", lambda self, ids: text)
-    monkeypatch.setattr(responses, "response_text", lambda tokenizer, ids: text)
+    for module in (responses, playing):
+        monkeypatch.setattr(module, "response_text", lambda tokenizer, ids: text)
     for name, sign in (("rows", "+"), ("validation", "-")):
         lines = [{"prompt": f"{i}{sign}1?", "answer": "2"} for i in range(4)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))

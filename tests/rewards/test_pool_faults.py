@@ -181,7 +181,7 @@ class Scripted:
     def __init__(self, **results: tuple[str, str]) -> None:
         self.results, self.sent = results, []
 
-    def submit(self, answers, times=1.0):
+    def submit(self, answers, times=1.0, together=False):
         from concurrent.futures import Future
 
         futures = []

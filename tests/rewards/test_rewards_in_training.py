@@ -24,13 +24,13 @@ FUNCTION = """
 def reward_func(queries, prompts, labels):
     if "RAISE" in __file__:
         raise RuntimeError("always")
-    return {"rewards": [float(query.endswith("#" + label)) for query, label in zip(queries, labels)]}
+    return {"rewards": [float(query.endswith(f"#{label}<end>")) for query, label in zip(queries, labels)]}
 """
 EXTRA = '"scores": [float("#" in query) for query in queries], "extra_logs": {"words": [len(queries[0])]}'
 
 SIGNED = """
 def reward_func(queries, prompts, labels):
-    return [1.0 if query.endswith("#" + label) else {wrong} for query, label in zip(queries, labels)]
+    return [1.0 if query.endswith(f"#{label}<end>") else {wrong} for query, label in zip(queries, labels)]
 """
 
 
@@ -91,7 +91,7 @@ import numpy as np
 
 def reward_func(queries, prompts, labels):
     nearly = float(np.float32(0.99999994))
-    return [nearly if query.endswith("#" + label) else LARGE for query, label in zip(queries, labels)]
+    return [nearly if query.endswith(f"#{label}<end>") else LARGE for query, label in zip(queries, labels)]
 """
 
 
@@ -106,7 +106,7 @@ def test_a_reward_just_below_a_success_is_one_and_one_beyond_a_million_is_an_err
     assert nearly[1]["reward/pass_at_1"] == plain[1]["reward/pass_at_1"] > 0
     with pytest.raises(GradingError, match="could not be graded"):
         go(warm_model, tmp_path / "c", kind, f"Verifier.function = '{tmp_path}/large.py'")
-    assert "large.py: ValueError: it must return rewards between ±1,000,000, got -2e+06" in caplog.text
+    assert "large.py, line 4: it must return rewards between ±1,000,000, got -2e+06" in caplog.text
 
 
 def test_a_run_goes_on_where_one_of_two_servers_dies_and_is_rewarded_as_by_a_function(

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
+from ...records import EXTRA_INFO
 from ...rounding import LARGEST_REWARD
 from ..answer import Answer, Graded, Grading, logs_of, single
 
@@ -43,7 +44,7 @@ def _openrlhf(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
 
 
 def _trl(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
-    common = set.intersection(*({*answer.meta} for answer in answers)) - {UNASKED}
+    common = set.intersection(*({*answer.meta} for answer in answers)) - {EXTRA_INFO}
     columns = {name: [answer.meta[name] for answer in answers] for name in answers[0].meta if name in common}
     prompts: list[Any] = [answer.prompt for answer in answers]
     completions: list[Any] = [answer.response for answer in answers]
@@ -63,8 +64,8 @@ def _trl(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
 
 
 def _verl(answer: Answer) -> dict[str, Any]:
-    columns = {name: value for name, value in answer.meta.items() if name != UNASKED}
-    extra = answer.meta.get("extra_info", {**columns, **answer.meta.get(UNASKED, {})})
+    columns = {name: value for name, value in answer.meta.items() if name != EXTRA_INFO}
+    extra = answer.meta.get("extra_info", {**columns, **answer.meta.get(EXTRA_INFO, {})})
     if isinstance(extra, Mapping):
         extra = {**extra, "num_turns": answer.turns, "rollout_reward_scores": {}}
     return {
@@ -84,7 +85,6 @@ _FORMS = (
     _Form("verl", "response", "solution_str", lambda answers, logs: _verl(answers[0]), "score"),
     _Form("verl", "batch", "solution_strs", _verl_batch, "score"),
 )
-UNASKED = "_extra_info"  # in a question's meta: verl's column of this name, where the user has not asked for it
 _ACCEPTED = (
     "accepted are OpenRLHF's reward_func(queries, prompts, labels), TRL's reward(completions, **kwargs) and verl's "
     "compute_score(data_source, solution_str, ground_truth, extra_info), or that with lists (solution_strs, …)"

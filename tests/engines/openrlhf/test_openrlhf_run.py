@@ -216,7 +216,7 @@ def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tm
     reward = tmp_path / "reward.py"
     reward.write_text(
         "def reward_func(queries, prompts, labels):\n"
-        "    return {'rewards': [float(q.endswith('#' + gold)) for q, gold in zip(queries, labels)]}\n"
+        "    return {'rewards': [float(q.endswith(f'#{gold}<end>')) for q, gold in zip(queries, labels)]}\n"
     )
     more += ["Verifier.kind = 'function'", f"Verifier.function = {str(reward)!r}"]
     process = start(run, False, *bindings(warm_model, *more, **flags))
