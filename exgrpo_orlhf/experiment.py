@@ -72,6 +72,15 @@ class Experiment:
     base: str | None = None
 
     def __post_init__(self) -> None:
+        require(
+            not self.advantages.of_each_reward
+            or (
+                (self.verifier.rewards is not None and self.verifier.overlong_share is None)
+                and self.dynamic_sampling.max_rounds == 0
+            ),
+            "GroupAdvantages.of_each_reward needs Verifier.rewards, Verifier.overlong_share = None and "
+            "DynamicSampling.max_rounds = 0: a penalty and a replaced group go by the sum of the rewards",
+        )
         graded_there = self.environment.path is not None and self.environment.reward == "environment"
         require(
             not graded_there or self.verifier.format is None,
@@ -127,6 +136,9 @@ class Experiment:
             files["Environment.path"] = Path(self.environment.file()).expanduser()
         if self.verifier.function is not None:
             files["Verifier.function"] = function.named(self.verifier.function)[0]
+        for name, part in self.verifier.parts.items():
+            if part.function is not None:
+                files[f"Verifier.rewards.{name}"] = function.named(part.function)[0]
         return {binding: sha256(file) for binding, file in files.items()}
 
 

@@ -50,6 +50,13 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
             # Not measured yet: any accuracy above 0, or level of spread, makes it a candidate.
             buffer.record(question.id, Fraction(1, 2), 0, spread=Fraction(1, 2))
         buffer.store((question.id, trajectory) for question, trajectory in experts)
+    stored = [one.trajectory for record in buffer.records.values() for one in record.stored]
+    names = {*experiment.verifier.parts} if experiment.advantages.of_each_reward else set()
+    if any(names - {name for name, _ in one.parts} for one in stored):
+        raise ValueError(
+            f"{path}: what it stores lacks some of Verifier.rewards ({', '.join(names)}), of each of which "
+            "GroupAdvantages.of_each_reward makes advantages; take a run with these rewards, or set it to False"
+        )
     if not experiment.mixer.collects and not buffer.n_candidates:
         raise ValueError(
             f"{path}: there is nothing to replay in it, and with ReplayMixer.collects = False there never will be "
@@ -105,7 +112,12 @@ def read_experts(
                 f"{question.answer!r}, the response {text!r:.200}"
             )
     return [
-        (question, Trajectory(ids, np.zeros(len(ids), np.float32), grade.reward or 0.0, 0, sound=grade.sound))
+        (
+            question,
+            Trajectory(
+                *(ids, np.zeros(len(ids), np.float32), grade.reward or 0.0, 0), sound=grade.sound, parts=grade.parts
+            ),
+        )
         for question, ids, grade in zip(matches, encoded, grades, strict=True)
     ]
 

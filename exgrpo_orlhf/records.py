@@ -64,6 +64,7 @@ class Grade:
         lucky guess); None where nothing checks it
     extracted: what was taken for the answer (its first 200 characters); None where the verifier does not say
     logs: names and numbers that a function or a server gave besides (OpenRLHF's extra_logs)
+    parts: by name, the rewards of which this one is the weighted sum (Verifier.rewards) and that did not abstain
     """
 
     verdict: Verdict
@@ -71,6 +72,7 @@ class Grade:
     sound: bool | None = None
     extracted: str | None = None
     logs: tuple[tuple[str, float], ...] = ()
+    parts: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.verdict in ("timeout", "error")):
@@ -113,6 +115,11 @@ class Rollout:
         return action_count(self.token_ids, self.actions)
 
     @property
+    def parts(self) -> tuple[tuple[str, float], ...]:
+        """As its `Grade` has them."""
+        return self.grade.parts if self.grade else ()
+
+    @property
     def turns(self) -> int:
         """of the policy. Two with nothing between them are one."""
         return 1 if self.actions is None else int(np.count_nonzero(np.diff(self.actions, prepend=False) & self.actions))
@@ -134,6 +141,7 @@ class Trajectory:
         the trainer's own forward pass (of batches that OpenRLHF generates ahead, the sampler's)
     step: the policy version of behaviour_logprobs: t is the policy before the update of step t
     actions, seed: of an episode, as a `Rollout` has them; None: all tokens, A = T
+    parts: as its `Grade` had them
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -144,6 +152,7 @@ class Trajectory:
     sound: bool | None = None
     actions: Actions | None = None
     seed: int | None = None
+    parts: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:
@@ -316,36 +325,6 @@ class MixedBatch:
 
     def flat_rows(self) -> list[Row]:
         return [row for rows in self.rows for row in rows]
-
-    def metrics(self, step: int, entropies: Sequence[float]) -> dict[str, float]:
-        """Fresh and replayed rows apart. entropies: of each row of the flattened batch
-
-        `policy/entropy_sound` and `…_lucky` are of the correct fresh rollouts whose reasoning was checked: the paper
-        replays the lowest entropy because it expects valid reasoning there. They, `replay/lucky_guess_rate` and, of
-        rows that were generated ahead, `rollout/age_mean` are left out where there are no such rows.
-        """
-        pairs = list(zip(self.flat_rows(), entropies, strict=True))
-        checked: dict[str, list[float]] = {}
-        for row, entropy in pairs:
-            grade = row.response.grade if isinstance(row.response, Rollout) else None
-            if grade is not None and grade.correct and grade.sound is not None:
-                checked.setdefault("sound" if grade.sound else "lucky", []).append(entropy)
-        trajectories = [row.trajectory for row, _ in pairs if row.trajectory is not None]
-        ages = [step - trajectory.step for trajectory in trajectories]
-        soundness = [trajectory.sound for trajectory in trajectories if trajectory.sound is not None]
-        fresh = [row.response.policy_step for row, _ in pairs if isinstance(row.response, Rollout)]
-        sampling_ages = [step - sampled for sampled in fresh if sampled is not None]
-        return {
-            **({"rollout/age_mean": mean(sampling_ages)} if sampling_ages else {}),
-            **({"replay/lucky_guess_rate": soundness.count(False) / len(soundness)} if soundness else {}),
-            "reward/groups_with_signal": mean([any(row.advantage for row in group) for group in self.rows]),
-            "policy/entropy_fresh": mean([entropy for row, entropy in pairs if row.trajectory is None]),
-            "replay/entropy": mean([entropy for row, entropy in pairs if row.trajectory is not None]),
-            "replay/age_mean": mean(ages),
-            "replay/age_max": float(max(ages, default=0)),
-            "replay/response_tokens": mean([trajectory.length for trajectory in trajectories]),
-            **{f"policy/entropy_{kind}": mean(values) for kind, values in checked.items()},
-        }
 
 
 def action_count(token_ids: npt.NDArray[np.int32], actions: Actions | None) -> int:

@@ -68,9 +68,10 @@ def graded(
     verifier.check_failed(grades)
     samples = []
     fields = verdicts(verifier, pairs, grades, plain)
-    for response, (question, _), graded_fields in zip(responses, pairs, fields, strict=True):
+    for response, (question, _), grade, graded_fields in zip(responses, pairs, grades, fields, strict=True):
         request = response.request
         _, row, sample = request.key
+        parts = {"rewards": dict(grade.parts)} if grade.parts else {}
         line: Any = {
             "row": row,
             "sample": sample,
@@ -85,6 +86,7 @@ def graded(
             "response_tokens": response.tokens,
             "finish": response.finish,
             "group": question.meta.get("group"),
+            **parts,
         }
         samples.append(line)
     return samples

@@ -9,7 +9,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 from ..files import replacing
 
@@ -31,6 +31,7 @@ class Sample(TypedDict):
     sound: whether the reasoning holds, None where that is not checked
     plain: the verdict of math-verify's plain recipe, None where it was not requested
     group: of the question, None where the benchmark has no groups
+    rewards: by name, where the run has several (Verifier.rewards)
     """
 
     row: int
@@ -49,6 +50,7 @@ class Sample(TypedDict):
     response_tokens: int
     finish: str
     group: str | None
+    rewards: NotRequired[dict[str, float]]
 
 
 class Line(NamedTuple):
@@ -77,7 +79,7 @@ def read_samples(path: Path) -> Iterator[tuple[int, Sample]]:
         for number, line in enumerate(file, 1):  # bytes: lines end at "\n" alone, a text may contain U+2028
             try:
                 sample: Sample = json.loads(line)
-                if set(Sample.__annotations__) != set(sample):
+                if set(Sample.__annotations__) - set(sample) - {"rewards"} or set(sample) - set(Sample.__annotations__):
                     raise ValueError("its fields are not those of a sample")
                 if unknown := {sample["verdict"], sample["plain"]} - {*VERDICTS, None}:
                     raise ValueError(f"verdicts are {', '.join(VERDICTS)}, not {unknown.pop()!r}")

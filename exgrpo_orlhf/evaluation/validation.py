@@ -59,7 +59,8 @@ class Validation:
         self.questions = [grouped(each, level) if level and _has(each, level) else each for each in questions]
         self._verifier, self._run, self._seed, self._record = verifier, run, seed, {**record, "seed": seed}
         sampling = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": max_tokens}
-        kind = {"verifier": verifier.kind, "function": verifier.function, "url": verifier.url}
+        decides = verifier.deciding
+        kind = {"verifier": decides.kind, "function": decides.function, "url": decides.url}
         benchmark = Benchmark(NAME, "Validation", group=NAME, samples=settings.samples, **kind, **sampling)  # type: ignore[arg-type]
         rows = tuple(enumerate(self.questions))
         self._set = sets.BenchmarkSet(benchmark, rows, len(rows), "Work.validation", ())

@@ -266,6 +266,7 @@ function answer(r) {
   make("b", r.chosen ? "stored, chosen" : r.kind, {}, head);
   if (r.verdict) say(r.verdict.replace("_", " "));
   if (r.reward !== undefined) say(`reward ${fixed(r.reward)}`);
+  for (const [name, reward] of Object.entries(r.rewards ?? {})) say(`${name} ${fixed(reward)}`);
   if (r.sound === false) say(r.verdict === "correct" || r.kind === "stored" ? "lucky guess" : "reasoning does not hold");
   if (r.age !== undefined) say(`age ${r.age} steps`);
   if (r.entropy !== undefined) say(`entropy ${fixed(r.entropy)} nats`);

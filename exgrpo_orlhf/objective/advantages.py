@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -28,17 +29,26 @@ class GroupAdvantages:
     scale_by_std: A is divided by std(r) + 1e-6 (GRPO, arXiv 2402.03300)
     baseline: 'mean', or the mean of the group's others, 'leave_one_out' (RLOO, arXiv 2402.14740): A·n/(n − 1)
     std_over: with `scale_by_std`, the std of each 'group', or of all rewards of the 'batch' (arXiv 2508.08221)
+    of_each_reward: with `scale_by_std` and Verifier.rewards: of each reward by itself, and then of their weighted sum
+        over the batch, so that a reward of small spread counts too (GDPO, arXiv 2601.05242; in TRL normalize_then_sum).
+        False: of the weighted sum of the rewards
     """
 
     scale_by_std: bool = False
     baseline: Literal["mean", "leave_one_out"] = "mean"
     std_over: Literal["group", "batch"] = "group"
+    of_each_reward: bool = False
 
     def __post_init__(self) -> None:
         check(GroupAdvantages, vars(self))
         require(
             self.scale_by_std or self.std_over == "group",
             "GroupAdvantages.std_over = 'batch' needs GroupAdvantages.scale_by_std = True",
+        )
+        require(
+            not self.of_each_reward or (self.scale_by_std and self.std_over == "group"),
+            "GroupAdvantages.of_each_reward needs scale_by_std = True and std_over = 'group': without the std of each, "
+            "the sum of the advantages is that of the summed reward",
         )
 
     def __call__(self, rewards: npt.NDArray[np.float64] | Tensor, gradable: npt.NDArray[np.bool_] | Tensor) -> Tensor:
@@ -65,3 +75,15 @@ class GroupAdvantages:
         if self.baseline == "leave_one_out":
             centred = centred * (n / (n - 1).clamp(min=1))
         return centred / (std + STD_EPSILON) if self.scale_by_std else centred
+
+    def of_several(self, rewards: npt.NDArray[np.float64], weights: Sequence[float]) -> Tensor:
+        """(R, G, K) rewards, NaN where one abstains or could not be graded, and (R,) weights → float64 (G, K).
+
+        A = Σ_r w_r A_r / (std(Σ_r w_r A_r) + 1e-6), the std over the batch. Its mean is 0 as it stands: Σ A_r of each
+        group is 0, and subtracting its rounding would give groups without a signal one.
+        """
+        present = ~np.isnan(rewards)
+        each = [self(np.nan_to_num(r), ok) for r, ok in zip(rewards, present, strict=True)]
+        total = torch.stack([w * a for w, a in zip(weights, each, strict=True)]).sum(0)
+        rows = total[torch.as_tensor(present.any(0))]
+        return total / (rows.std() + STD_EPSILON) if len(rows) > 1 else total

@@ -51,6 +51,11 @@ class SelectedBatch:
         for name, value in (pair for grade in gradable for pair in grade.logs):
             logs.setdefault(f"reward_log/{name}", []).append(value)
         metrics |= {name: mean(values) for name, values in logs.items()}
+        own = [[dict(rollout.parts) for rollout in completed.group.rollouts] for completed in self.all_groups]
+        for name in dict.fromkeys(name for group in own for parts in group for name in parts):
+            groups = [[parts[name] for parts in group if name in parts] for group in own]
+            metrics[f"reward_part/{name}"] = mean([reward for group in groups for reward in group])
+            metrics[f"reward_part/{name}_groups_with_signal"] = mean([not are_equal(group) for group in groups])
         if self.rounds is not None:
             metrics["rollout/rounds"] = float(self.rounds)
             metrics["rollout/filtered_groups"] = float(len(self.all_groups) - len(self.groups))

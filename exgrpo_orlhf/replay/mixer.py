@@ -270,18 +270,26 @@ class ReplayMixer:
         return None if self.unless_solved and group.accuracy != 0 else chosen[group.question.id]
 
     def assemble(
-        self, groups: Sequence[CompletedGroup], advantages: Advantages, penalty: Callable[[int], float] = lambda _: 0.0
+        self,
+        groups: Sequence[CompletedGroup],
+        advantages: Advantages,
+        penalty: Callable[[int], float] = lambda _: 0.0,
+        weights: Mapping[str, float] = {},
     ) -> MixedBatch:
         """Compute advantages over the rows that are trained on. A stored success keeps its stored reward: it is never
         graded again. penalty: of a response's length in tokens, added to its reward here alone, of a fresh row and of a
-        stored one. Raises ValueError if a group is not graded."""
+        stored one. weights: by name, of several rewards of which each has its own advantages. Raises ValueError if a
+        group is not graded."""
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
+        parts = np.full((len(weights), *rewards.shape), np.nan)
         for g, (_, members) in enumerate(groups):
             for i, one in enumerate(members):
                 if one.reward is not None:
                     rewards[g, i], gradable[g, i] = one.reward + penalty(one.length), True
-        values = advantages(rewards, gradable)
+                    parts[:, g, i] = [dict(one.parts).get(name, np.nan) for name in weights]
+        of_several: Any = getattr(advantages, "of_several", None)
+        values = of_several(parts, [*weights.values()]) if weights else advantages(rewards, gradable)
         rows = [
             [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in enumerate(members)]
             for g, (group, members) in enumerate(groups)
@@ -314,9 +322,8 @@ class ReplayMixer:
             if rollout.finish == "stop":
                 version = step if rollout.policy_step is None else rollout.policy_step
                 ids, sound = rollout.token_ids, grade.sound
-                trajectory = Trajectory(
-                    ids, behaviour, grade.reward, version, sound=sound, actions=rollout.actions, seed=rollout.seed
-                )
+                episode = rollout.actions, rollout.seed
+                trajectory = Trajectory(ids, behaviour, grade.reward, version, "stop", sound, *episode, grade.parts)
                 experience.append((row.question.id, trajectory))
         return experience
 

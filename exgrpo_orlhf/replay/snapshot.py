@@ -4,7 +4,7 @@
     questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, spread_numerator,
                           spread_denominator, observed_step, streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
-                          actions, seed, sequence
+                          actions, seed, sequence; with several rewards (Verifier.rewards) also parts, JSON
 
 pandas, DuckDB or Polars open the tables. The manifest is written last: what a save that was cut short leaves behind has
 none and is refused. In a checkpoint, the checkpoint's own manifest seals the snapshot (checkpoints/folder.py).
@@ -44,7 +44,7 @@ _QUESTIONS = pa.schema(
         ("retired_step", pa.int64()),  # null unless retired
     ]
 )
-TRAJECTORIES = pa.schema(
+_TRAJECTORIES = pa.schema(
     [
         ("question_id", pa.string()),
         ("token_ids", pa.large_list(pa.int32())),
@@ -55,9 +55,12 @@ TRAJECTORIES = pa.schema(
         ("sound", pa.bool_()),  # null where nothing checks the reasoning
         ("actions", pa.large_list(pa.bool_())),  # null unless it is an episode
         ("seed", pa.uint64()),  # likewise
-        ("sequence", pa.int64()),  # place in the order of storing
     ]
 )
+_SEQUENCE = pa.field("sequence", pa.int64())  # place in the order of storing
+
+
+_PARTS = pa.field("parts", pa.string())
 
 
 class SnapshotError(ValueError):
@@ -71,7 +74,10 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> Files:
     """
     folder.mkdir(parents=True)
     order = buffer.canonical_order()
-    tables = (_question_rows(buffer, order), _QUESTIONS), (_trajectory_rows(buffer, order), TRAJECTORIES)
+    stored = [(id_, one) for id_ in order for one in buffer.records[id_].stored]
+    schema = trajectory_schema(one.trajectory for _, one in stored)
+    rows = ([id_, *values_of(one.trajectory, schema), one.sequence] for id_, one in stored)
+    tables = (_question_rows(buffer, order), _QUESTIONS), (rows, pa.schema([*schema, _SEQUENCE]))
     for name, table in zip(_TABLES, tables, strict=True):
         write_table(*table, folder / name)
     entries = record(folder, (folder / name for name in _TABLES))
@@ -108,9 +114,10 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
             raise SnapshotError(f"{folder / name}: the checksum does not match its manifest; the file is damaged")
     questions = pq.read_table(folder / _TABLES[0])
     trajectories = pq.read_table(folder / _TABLES[1])
-    for name, table, schema in ((_TABLES[0], questions, _QUESTIONS), (_TABLES[1], trajectories, TRAJECTORIES)):
-        if not table.schema.equals(schema):
-            raise SnapshotError(f"{folder / name}: expected the columns {schema.names}, found {table.schema.names}")
+    of_trajectories = [pa.schema([*schema, _SEQUENCE]) for schema in (_TRAJECTORIES, _TRAJECTORIES.append(_PARTS))]
+    for name, table, schemas in ((_TABLES[0], questions, [_QUESTIONS]), (_TABLES[1], trajectories, of_trajectories)):
+        if not any(map(table.schema.equals, schemas)):
+            raise SnapshotError(f"{folder / name}: expected the columns {schemas[0].names}, found {table.schema.names}")
     records: dict[str, QuestionRecord] = {}
     retired: dict[str, int] = {}
     for question_id, numerator, denominator, *spread, observed, streak, retired_step in read_rows(questions):
@@ -121,7 +128,7 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
             records[question_id] = QuestionRecord(Fraction(numerator, denominator), observed, streak, level)
     stored = []
     for question_id, *fields, sequence in read_rows(trajectories):
-        trajectory = Trajectory(*fields)
+        trajectory = trajectory_of(fields)
         stored.append((question_id, Stored(trajectory, trajectory.key, sequence)))
     buffer.restore(records.items(), stored, retired, manifest["next_sequence"])
     return buffer
@@ -176,10 +183,20 @@ def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[Any
         yield question_id, *[None] * (len(_QUESTIONS) - 2), step
 
 
-def _trajectory_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[Any, ...]]:
-    for question_id in order:
-        for trajectory, _, sequence in buffer.records[question_id].stored:
-            yield question_id, *(getattr(trajectory, name) for name in TRAJECTORIES.names[1:-1]), sequence
+def trajectory_schema(trajectories: Iterable[Trajectory]) -> pa.Schema:
+    """Of a table of trajectories with their questions' ids."""
+    return _TRAJECTORIES.append(_PARTS) if any(one.parts for one in trajectories) else _TRAJECTORIES
+
+
+def values_of(one: Trajectory, schema: pa.Schema) -> list[Any]:
+    """schema: as `trajectory_schema`, whose first column is the question's id"""
+    return [json.dumps(one.parts) if name == "parts" else getattr(one, name) for name in schema.names[1:]]
+
+
+def trajectory_of(values: Sequence[Any]) -> Trajectory:
+    """What `values_of` was made of."""
+    fields, parts = values[: len(_TRAJECTORIES) - 1], values[len(_TRAJECTORIES) - 1 :]
+    return Trajectory(*fields, *(tuple((name, value) for name, value in json.loads(text)) for text in parts))
 
 
 def write_table(rows: Iterable[Sequence[Any]], schema: pa.Schema, path: Path) -> None:

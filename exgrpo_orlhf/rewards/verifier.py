@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from ..records import Grade, Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
 from ..settings import Bound, Count, Finite, PositiveShare, Share, check, require
-from ..tasks import modular_chains, word_problems
-from ..tasks.reasoning_gym import SOURCE
-from .answer import Answer, Graded, Written, warn_once
+from . import several
+from .answer import Answer, Written
+from .grading import OWN_GRADERS, TEXTS, Answers, as_in_other_readers
 from .pool.pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
 from .server import RewardServer, address_fault, server, shown
@@ -26,40 +22,10 @@ from .server import RewardServer, address_fault, server, shown
 log = logging.getLogger(__name__)
 
 
-def _exact(question: Question, response: str) -> Grade:
-    """The response must equal the gold answer, white space around it aside. An empty response is no answer."""
-    text = response.strip()
-    if not text:
-        return Grade("no_answer", 0.0)
-    return Grade("correct", 1.0) if text == question.answer.strip() else Grade("wrong", 0.0)
-
-
-_FORMATS: dict[str, Callable[[str], object]] = {
-    # One thought, then one answer and nothing else. The opening <think> may be part of the prompt.
-    "think_answer": re.compile(
-        # Atomic groups: possessive ones are matched wrongly by Python before 3.11.5 (gh-106052).
-        r"\s*+(?>(<think>)?)(?>((?!</?think>).)*)</think>\s*+<answer>(?!\s*</answer>)(?>((?!</?(think|answer)>).)*)"
-        r"</answer>\s*",
-        re.DOTALL,
-    ).fullmatch,
-    # A box after the thought, if there is one.
-    "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
-}
 _Kind = Literal[
     "exact", "modular_chain", "chain_steps", "word_problem", "math", "math_verify", "choice", "function",
     "code", "reasoning_gym", "http",
 ]  # fmt: skip
-_HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
-    "exact": _exact,
-    "modular_chain": modular_chains.grade,
-    "chain_steps": modular_chains.grade_steps,
-    "word_problem": word_problems.grade,
-}
-# Of these the same answer is graded once. The result of a function or a program may change from call to call.
-_TEXTS = ("math", "math_verify", "choice", "reasoning_gym")
-_OWN_GRADERS = ("function", "http")  # get the response as it is, with its thought
-_THOUGHT_END = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
-_UNFINISHED, _NO_ANSWER = b"", Grade("no_answer", 0.0)  # the key and the grade of a thought without an end
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
 
@@ -73,6 +39,9 @@ class Verifier:
         'http' (a reward server with OpenRLHF's protocol),
         'exact' (the response is the answer), 'modular_chain' or 'word_problem' (which also check the
         reasoning), 'chain_steps' (modular chains; the reward is the share of right steps)
+    rewards: several at a time, with their weights, kinds or functions: {'math': 1.0, 'style.py:brief': 0.2}. The reward
+        is their weighted sum, without those that abstain (a function's None). None: that of `kind` alone
+    success_by: the name of the one that decides on success (a kind's, a function's); None: the first
     success_at: least reward of a success with 'function', 'reasoning_gym' and 'http', whose reward is any number.
         An OpenRLHF function's or server's `scores` decide instead of its rewards, where it returns them.
         Advantages follow the reward; what is stored, retired and counted as accuracy follows success
@@ -111,6 +80,8 @@ class Verifier:
     max_failed_share: Share = 0.25
     tool: Literal["openrlhf", "trl", "verl"] | None = None
     gets: Literal["group", "batch"] | None = None
+    rewards: Mapping[str, float] | None = field(default=None, hash=False)
+    success_by: str | None = None
 
     def __post_init__(self) -> None:
         check(Verifier, vars(self))
@@ -119,6 +90,10 @@ class Verifier:
             f"Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
             f"{self.function!r} with Verifier.kind = {self.kind!r}",
         )
+        if self.rewards is not None:
+            self._check_several()
+            return
+        require(self.success_by is None, "Verifier.success_by names one of Verifier.rewards, which is not set")
         require(
             self.kind == "function" or (self.tool is None and self.gets is None),
             f"Verifier.tool and Verifier.gets are of Verifier.kind = 'function'; got {self.kind!r}",
@@ -131,11 +106,53 @@ class Verifier:
             + (fault or f"got {', '.join(map(shown, urls)) or None} with Verifier.kind = {self.kind!r}"),
         )
 
+    def _check_several(self) -> None:
+        weights = self.rewards
+        fine = isinstance(weights, Mapping) and weights and all(isinstance(name, str) for name in weights)
+        fine = fine and all(type(one) in (int, float) and math.isfinite(one) for one in (weights or {}).values())
+        require(
+            bool(fine),
+            f"Verifier.rewards has a weight for each reward, {{'math': 1.0, 'style.py:brief': 0.2}}; got {weights!r}",
+        )
+        require(
+            self.function is None and self.kind in (Verifier.kind, *self.parts),
+            f"Verifier.rewards = {weights!r}: Verifier.kind and Verifier.function would be one more, put them in",
+        )
+        require(
+            self.success_by in (None, *self.parts),
+            f"Verifier.success_by = {self.success_by!r} is none of Verifier.rewards: {', '.join(self.parts)}",
+        )
+
+    @property
+    def parts(self) -> dict[str, Verifier]:
+        """By name what gives each of several rewards, in their order; {} for one."""
+        return several.parts(self)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of the parts, by name."""
+        return dict(zip(self.parts, (self.rewards or {}).values(), strict=True))
+
+    @property
+    def deciding(self) -> Verifier:
+        """What decides on success: itself, or one of its parts."""
+        parts = self.parts
+        return parts[self.success_by or next(iter(parts))] if parts else self
+
+    def _answers(
+        self, pairs: Sequence[tuple[Question, Written | str]] = (), progress: tuple[int, int] = (0, 0)
+    ) -> Answers | several.SeveralAnswers:
+        return (several.SeveralAnswers if self.rewards else Answers)(self, pairs, progress)
+
     def check(self, questions: Iterable[Question]) -> None:
         """Check, before anything is generated, that a user's file, the sandbox or the server is there, that the
         questions have the columns that a function takes, that there is one gold answer for each question where a kind
         takes no list, and that a program's tests can be read. Raises NoGrader, ValueError."""
         questions = [*questions]
+        for part in self.parts.values():
+            part.check(questions)
+        if self.rewards is not None:
+            return
         if self.kind in ("function", "code", "http"):
             metas = [set(each.meta) for each in questions]
             self._pool().check(sorted(set.intersection(*metas)) if metas else None)
@@ -155,7 +172,7 @@ class Verifier:
 
         Raises ValueError if the question is not of this kind, GradingError if grading cannot go on.
         """
-        return _Answers(self, [(question, response)]).grades()[0]
+        return self._answers([(question, response)]).grades()[0]
 
     def grade_all(
         self, pairs: Sequence[tuple[Question, Written | str]], progress: tuple[int, int] = (0, 0)
@@ -165,7 +182,7 @@ class Verifier:
         Where a prompt opens a thought, the answer begins behind the response's first </think>, and without one there is
         no answer; `function` and `http` judge the response as it is. progress: as `Answer` has it
         """
-        grades = _Answers(self, pairs, progress).grades()
+        grades = self._answers(pairs, progress).grades()
         self.check_failed(grades)
         return grades
 
@@ -197,7 +214,7 @@ class Verifier:
             round may have few groups
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
         """
-        answers, arrived = _Answers(self, progress=progress), []
+        answers, arrived = self._answers(progress=progress), []
         try:
             for group in groups:
                 ungraded = [rollout for rollout in group.rollouts if rollout.grade is None]
@@ -232,14 +249,14 @@ class Verifier:
     def _as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 0)) -> Answer:
         """A gold is text where text is compared, a number as it is written; a user's own grader gets it as it is."""
         golds = [*question.answer] if isinstance(question.answer, tuple) else [question.answer]
-        golds = [*map(str, golds)] if self.kind in _TEXTS else golds
+        golds = [*map(str, golds)] if self.kind in TEXTS else golds
         gold = golds if isinstance(question.answer, tuple) else golds[0]
         answer = Answer(gold, written.text, question.prompt, dict(question.meta), question.source)
-        if self.kind not in _OWN_GRADERS:
+        if self.kind not in OWN_GRADERS:
             return answer
         return answer._replace(
-            gold=_as_in_other_readers(gold),
-            meta=_as_in_other_readers(answer.meta),
+            gold=as_in_other_readers(gold),
+            meta=as_in_other_readers(answer.meta),
             read=written.read() if written.read else None,
             token_ids=written.token_ids,
             turns=written.turns,
@@ -262,126 +279,3 @@ class Verifier:
         if self.kind != "code":
             return pool(settings, self.timeout, self.workers)
         return pool({**settings, "timeout": self.timeout}, self.timeout + _CODE_GRACE, self.workers)
-
-
-def _as_in_other_readers(value: Any) -> Any:
-    """A column as json and pyarrow read it: a number does not keep how it was written (4.50)."""
-    if isinstance(value, dict):
-        return {key: _as_in_other_readers(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_as_in_other_readers(each) for each in value]
-    return float(value) if isinstance(value, float) else value
-
-
-class _Answers:
-    """Answers that are graded together, added in one call or in several. The same answer to the same question is graded
-    once."""
-
-    def __init__(
-        self,
-        verifier: Verifier,
-        pairs: Sequence[tuple[Question, Written | str]] = (),
-        progress: tuple[int, int] = (0, 0),
-    ) -> None:
-        self.verifier, self.progress = verifier, progress
-        self.pairs: list[tuple[Question, Written]] = []
-        self.texts: list[str | None] = []  # of each pair, what is graded; None: its thought has no end
-        self.keys: list[bytes] = []  # of each pair
-        self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
-        self.unsent: dict[bytes, Answer] = {}  # of a function that gets the whole batch
-        self.pool: Pool | RewardServer | None = None
-        by_question = groupby(pairs, lambda pair: pair[0].id if verifier.kind in _OWN_GRADERS else None)
-        for _, same in by_question:
-            self.add([*same])
-
-    def add(self, pairs: Sequence[tuple[Question, Written | str]]) -> None:
-        """To a user's own grader those to one question. Raises GradingError if grading has failed already."""
-        verifier = self.verifier
-        for question, response in pairs:
-            written = response if isinstance(response, Written) else Written(response)
-            text: str | None = written.text
-            if written.in_thought and verifier.kind not in _OWN_GRADERS:
-                _, *behind = _THOUGHT_END.split(written.text, maxsplit=1)
-                text = behind[0] if behind else None
-            self.pairs.append((question, written))
-            self.texts.append(text)
-            if verifier.kind in _HERE:
-                continue
-            if text is None:
-                self.keys.append(_UNFINISHED)
-                continue
-            answer = verifier._as_answer(question, written._replace(text=text), self.progress)
-            self.keys.append(key := self._key(answer))
-            if key not in self.sent:
-                self.unsent[key] = answer
-        if self.unsent:
-            self.pool = self.pool or verifier._pool()
-            calls = self.pool.calls if verifier.kind in _OWN_GRADERS else "response"
-            if calls != "batch":
-                self._send(together=calls == "group")
-
-    def _send(self, together: bool) -> None:
-        assert self.pool is not None
-        futures = self.pool.submit([*self.unsent.values()], together=together)
-        self.sent |= zip(self.unsent, zip(self.unsent.values(), futures, strict=True), strict=True)
-        self.unsent = {}
-
-    def grades(self) -> list[Grade]:
-        """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
-        if here := _HERE.get(self.verifier.kind):
-            grades = [
-                _NO_ANSWER if response is None else here(replace(one, answer=one.answer_text), response)
-                for (one, _), response in zip(self.pairs, self.texts, strict=True)
-            ]
-        else:
-            by_key = {key: self._grade_of(key, graded) for key, graded in self._graded().items()}
-            by_key[_UNFINISHED] = _NO_ANSWER
-            grades = [by_key[key] for key in self.keys]
-        if self.verifier.format is None:
-            return grades
-        fits = _FORMATS[self.verifier.format]
-        return [
-            grade
-            if grade.reward is None or fits(written.text)
-            else replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
-            for grade, (_, written) in zip(grades, self.pairs, strict=True)
-        ]
-
-    def _grade_of(self, key: bytes, graded: Graded) -> Grade:
-        """The reason, if there is one, goes to the log."""
-        verdict, reward, extracted, reason, logs, _ = graded
-        if reward is None:
-            log.warning("not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:])
-        elif reason:
-            warn_once(reason)
-        return Grade(verdict, reward, extracted=extracted, logs=logs)
-
-    def _graded(self) -> dict[bytes, Graded]:
-        """What was sent. A text that could not be graded gets a second try in twice the time, and is wrong after that
-        if its gold can be read: no response escapes its 0 by being hard to read."""
-        if self.unsent:
-            self._send(together=True)
-        graded = {key: future.result() for key, (_, future) in self.sent.items()}
-        failed = [key for key, each in graded.items() if each.reward is None and self.verifier.kind in _TEXTS]
-        if self.pool and failed:
-            answers = [self.sent[key][0] for key in failed]
-            again = self.pool.submit(answers, 2)
-            anything = "<answer>0</answer>" if self.verifier.kind == "reasoning_gym" else "\\boxed{0}"
-            golds = self.pool.submit([answer._replace(response=anything) for answer in answers], 2)
-            for key, second, gold in zip(failed, again, golds, strict=True):
-                graded[key] = second.result()
-                if graded[key].reward is None and gold.result().reward is not None:
-                    graded[key] = Graded("wrong", 0.0)
-        return graded
-
-    def give_up(self) -> None:
-        """Drop the answers that no worker has taken yet."""
-        for _, future in self.sent.values():
-            future.cancel()
-
-    def _key(self, answer: Answer) -> bytes:
-        if self.verifier.kind not in _TEXTS:
-            return len(self.keys).to_bytes(8, "big")
-        # These kinds ignore the prompt, and read nothing else from the meta.
-        meta = [answer.meta.get(name) for name in ("options", SOURCE)]
-        return pickle.dumps([answer.gold, answer.response, meta])

@@ -185,7 +185,7 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
             {
                 "kind": "fresh",
                 **grade,
-                **_graded(rollout.reward, rollout.grade.correct),
+                **_graded(rollout, rollout.grade.correct),
                 **_response(rollout, now, decode),
             }
         )
@@ -201,7 +201,7 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
             elif measured:
                 values |= {"entropy": round(measured[n].entropy, 4), "now": measured[n].logprobs}
             about = {"chosen": one is chosen, "age": step.step - one.step, "trajectory": one.key.hex()[:ID]}
-            about = {"sound": one.sound, **_graded(one.reward, True), **about}
+            about = {"sound": one.sound, **_graded(one, True), **about}
             responses.append({"kind": "stored", **about, **_response(one, values, decode)})
     return {
         "id": question.id[:ID],
@@ -212,9 +212,10 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
     }
 
 
-def _graded(reward: float | None, correct: bool) -> dict[str, float]:
-    """The reward, where it is not 1 for a success and 0 for another response."""
-    return {} if reward is None or reward == float(correct) else {"reward": round(reward, 4)}
+def _graded(one: Rollout | Trajectory, correct: bool) -> dict[str, Any]:
+    """The reward, where it is not 1 for a success and 0 for another response, and of which rewards it is the sum."""
+    parts = {"rewards": {name: round(reward, 4) for name, reward in one.parts}} if one.parts else {}
+    return parts if one.reward is None or one.reward == float(correct) else {"reward": round(one.reward, 4), **parts}
 
 
 def _response(response: Rollout | Trajectory, values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:

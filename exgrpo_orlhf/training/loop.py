@@ -36,7 +36,7 @@ from ..stopping import Stop
 from ..tracking.decisions import DecisionLog, ScoredTrajectories, StepRecord
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
-from . import prefetch
+from . import batch_metrics, prefetch
 from .health import Health
 from .prefetch import PrefetchedBatch
 
@@ -165,7 +165,8 @@ class TrainingRun:
 
         # A = r − mean(r) over the whole group, the stored success included; one loss over fresh and replayed rows.
         penalty = lambda tokens: experiment.verifier.overlong_penalty(tokens, experiment.sampling.max_response_tokens)
-        batch = dynamic_sampling.masked(mixer.assemble(selected.groups, experiment.advantages, penalty))
+        weights = experiment.verifier.weights if experiment.advantages.of_each_reward else {}
+        batch = dynamic_sampling.masked(mixer.assemble(selected.groups, experiment.advantages, penalty, weights))
         clock.lap("assemble")
         try:
             stats = engine.update(batch, experiment.loss)
@@ -207,7 +208,7 @@ class TrainingRun:
             **selected.plan.metrics(),
             **mixer.metrics(batch.groups, chosen),
             **buffer.metrics(mixer.buckets),
-            **batch.metrics(step, stats.entropies),
+            **batch_metrics.of_batch(batch, step, stats.entropies),
             **experiment.loss.replayed_metrics(batch.flat_rows(), *logprobs),
             **stats.metrics,
             **self.fresh.metrics(),

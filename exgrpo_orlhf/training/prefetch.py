@@ -40,14 +40,13 @@ _ROLLOUTS = pa.schema(
         ("reward", pa.float64()),  # null where it could not be graded
         ("sound", pa.bool_()),
         ("extracted", pa.string()),
-        ("logs", pa.string()),  # JSON
+        ("logs", pa.string()),  # JSON; with several rewards an object of logs and parts
         ("behaviour_logprobs", pa.large_list(pa.float32())),
         ("policy_step", pa.int64()),
         ("actions", pa.large_list(pa.bool_())),
         ("seed", pa.uint64()),
     ]
 )
-_CANDIDATES = pa.schema(list(snapshot.TRAJECTORIES)[:-1])  # without `sequence`
 
 
 class PrefetchedBatch(NamedTuple):
@@ -97,16 +96,15 @@ def save(batch: PrefetchedBatch, folder: Path) -> None:
         for one in group.rollouts:
             assert one.grade is not None  # a batch is graded when it is complete
             grade = [one.grade.verdict, one.grade.reward, one.grade.sound, one.grade.extracted]
-            grade.append(json.dumps(one.grade.logs))
+            logs, parts = one.grade.logs, one.grade.parts
+            grade.append(json.dumps({"logs": logs, "parts": parts} if parts else logs))
             policy = [one.behaviour_logprobs, one.policy_step, one.actions, one.seed]
             rollouts.append([group.question.id, group.planned_replay, one.token_ids, one.finish, *grade, *policy])
-    stored = [
-        [question.id, *(getattr(one, name) for name in _CANDIDATES.names[1:])]
-        for question, trajectories in batch.plan.stored.items()
-        for one in trajectories
-    ]
+    candidates = [(question, one) for question, own in batch.plan.stored.items() for one in own]
+    schema = snapshot.trajectory_schema(one for _, one in candidates)
+    stored = [[question.id, *snapshot.values_of(one, schema)] for question, one in candidates]
     snapshot.write_table(rollouts, _ROLLOUTS, folder / "rollouts.parquet")
-    snapshot.write_table(stored, _CANDIDATES, folder / "candidates.parquet")
+    snapshot.write_table(stored, schema, folder / "candidates.parquet")
 
 
 def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_per_replayed: int) -> PrefetchedBatch:
@@ -118,8 +116,9 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     for question_id, planned_replay, ids, finish, *grade, logs, behaviour, version, actions, seed in snapshot.read_rows(
         pq.read_table(folder / "rollouts.parquet")
     ):
-        pairs = tuple((name, value) for name, value in json.loads(logs))
-        rollout = Rollout(ids, finish, replace(Grade(*grade), logs=pairs), None, behaviour, version, actions, seed)
+        pairs = own if isinstance(own := json.loads(logs), dict) else {"logs": own}
+        of_grade: dict[str, Any] = {name: tuple(map(tuple, each)) for name, each in pairs.items()}
+        rollout = Rollout(ids, finish, replace(Grade(*grade), **of_grade), None, behaviour, version, actions, seed)
         earlier = groups[question_id].rollouts if question_id in groups else ()
         groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), planned_replay)
     planned: dict[bool, list[Question]] = {True: [], False: []}
@@ -127,6 +126,6 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
         planned[group.planned_replay].append(group.question)
     replayed: dict[Question, list[Trajectory]] = {one: [] for one in planned[True]}
     for question_id, *values in snapshot.read_rows(pq.read_table(folder / "candidates.parquet")):
-        replayed[groups[question_id].question].append(Trajectory(*values))
+        replayed[groups[question_id].question].append(snapshot.trajectory_of(values))
     plan = Plan(step, planned[False], planned[True], replayed, rollouts_per_replayed=rollouts_per_replayed)
     return PrefetchedBatch(plan, list(groups.values()))

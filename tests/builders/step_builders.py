@@ -12,7 +12,7 @@ from exgrpo_orlhf.engines.engine import UpdateStats
 from exgrpo_orlhf.engines.job import Job
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import Grade, MixedBatch, Question
-from exgrpo_orlhf.rewards import verifier
+from exgrpo_orlhf.rewards import grading
 from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.preparation import prepare, prepare_and_run
 
@@ -45,4 +45,4 @@ def watched(run: TrainingRun, monkeypatch) -> list[tuple[MixedBatch, UpdateStats
 def decide_verdicts(monkeypatch, correct: Callable[[Question, str], bool]) -> None:
     """Chains are graded by this. correct: (question, response) → whether it is"""
     grade = lambda *answer: Grade("correct", 1.0) if correct(*answer) else Grade("wrong", 0.0)
-    monkeypatch.setitem(verifier._HERE, "modular_chain", grade)
+    monkeypatch.setitem(grading.HERE, "modular_chain", grade)

@@ -1,0 +1,187 @@
+"""Answers on their way: sent to what grades them as they come, and read when all are there."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ..records import Grade, Question
+from ..tasks import modular_chains, word_problems
+from ..tasks.reasoning_gym import SOURCE
+from .answer import Answer, Graded, Written, warn_once
+from .pool.pool import Pool
+from .server import RewardServer
+
+if TYPE_CHECKING:
+    from .verifier import Verifier
+
+log = logging.getLogger(__name__)
+
+
+def _exact(question: Question, response: str) -> Grade:
+    """The response must equal the gold answer, white space around it aside. An empty response is no answer."""
+    text = response.strip()
+    if not text:
+        return Grade("no_answer", 0.0)
+    return Grade("correct", 1.0) if text == question.answer.strip() else Grade("wrong", 0.0)
+
+
+FORMATS: dict[str, Callable[[str], object]] = {
+    # One thought, then one answer and nothing else. The opening <think> may be part of the prompt.
+    "think_answer": re.compile(
+        # Atomic groups: possessive ones are matched wrongly by Python before 3.11.5 (gh-106052).
+        r"\s*+(?>(<think>)?)(?>((?!</?think>).)*)</think>\s*+<answer>(?!\s*</answer>)(?>((?!</?(think|answer)>).)*)"
+        r"</answer>\s*",
+        re.DOTALL,
+    ).fullmatch,
+    # A box after the thought, if there is one.
+    "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
+}
+HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
+    "exact": _exact,
+    "modular_chain": modular_chains.grade,
+    "chain_steps": modular_chains.grade_steps,
+    "word_problem": word_problems.grade,
+}
+# Of these the same answer is graded once. The result of a function or a program may change from call to call.
+TEXTS = ("math", "math_verify", "choice", "reasoning_gym")
+OWN_GRADERS = ("function", "http")  # get the response as it is, with its thought
+_THOUGHT_END = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
+_UNFINISHED, _NO_ANSWER = b"", Grade("no_answer", 0.0)  # the key and the grade of a thought without an end
+
+
+def as_in_other_readers(value: Any) -> Any:
+    """A column as json and pyarrow read it: a number does not keep how it was written (4.50)."""
+    if isinstance(value, dict):
+        return {key: as_in_other_readers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [as_in_other_readers(each) for each in value]
+    return float(value) if isinstance(value, float) else value
+
+
+def fits_format(name: str | None, written: Written) -> bool:
+    """name: as `Verifier.format`"""
+    return name is None or bool(FORMATS[name](written.text))
+
+
+class Answers:
+    """Answers that are graded together, added in one call or in several. The same answer to the same question is graded
+    once."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        pairs: Sequence[tuple[Question, Written | str]] = (),
+        progress: tuple[int, int] = (0, 0),
+        may_abstain: bool = False,
+    ) -> None:
+        """may_abstain: whether a function that gives no reward is one of several, and needs no warning"""
+        self.verifier, self.progress, self.may_abstain = verifier, progress, may_abstain
+        self.pairs: list[tuple[Question, Written]] = []
+        self.texts: list[str | None] = []  # of each pair, what is graded; None: its thought has no end
+        self.keys: list[bytes] = []  # of each pair
+        self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
+        self.unsent: dict[bytes, Answer] = {}  # of a function that gets the whole batch
+        self.pool: Pool | RewardServer | None = None
+        self.abstained: list[bool] = []  # of each pair, when all are graded
+        by_question = groupby(pairs, lambda pair: pair[0].id if verifier.kind in OWN_GRADERS else None)
+        for _, same in by_question:
+            self.add([*same])
+
+    def add(self, pairs: Sequence[tuple[Question, Written | str]]) -> None:
+        """To a user's own grader those to one question. Raises GradingError if grading has failed already."""
+        verifier = self.verifier
+        for question, response in pairs:
+            written = response if isinstance(response, Written) else Written(response)
+            text: str | None = written.text
+            if written.in_thought and verifier.kind not in OWN_GRADERS:
+                _, *behind = _THOUGHT_END.split(written.text, maxsplit=1)
+                text = behind[0] if behind else None
+            self.pairs.append((question, written))
+            self.texts.append(text)
+            if verifier.kind in HERE:
+                continue
+            if text is None:
+                self.keys.append(_UNFINISHED)
+                continue
+            answer = verifier._as_answer(question, written._replace(text=text), self.progress)
+            self.keys.append(key := self._key(answer))
+            if key not in self.sent:
+                self.unsent[key] = answer
+        if self.unsent:
+            self.pool = self.pool or verifier._pool()
+            calls = self.pool.calls if verifier.kind in OWN_GRADERS else "response"
+            if calls != "batch":
+                self._send(together=calls == "group")
+
+    def _send(self, together: bool) -> None:
+        assert self.pool is not None
+        futures = self.pool.submit([*self.unsent.values()], together=together)
+        self.sent |= zip(self.unsent, zip(self.unsent.values(), futures, strict=True), strict=True)
+        self.unsent = {}
+
+    def grades(self) -> list[Grade]:
+        """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
+        if here := HERE.get(self.verifier.kind):
+            grades = [
+                _NO_ANSWER if response is None else here(replace(one, answer=one.answer_text), response)
+                for (one, _), response in zip(self.pairs, self.texts, strict=True)
+            ]
+            self.abstained = [False] * len(grades)
+        else:
+            graded = self._graded()
+            by_key = {key: self._grade_of(key, each) for key, each in graded.items()}
+            by_key[_UNFINISHED] = _NO_ANSWER
+            grades = [by_key[key] for key in self.keys]
+            self.abstained = [key in graded and graded[key].abstains for key in self.keys]
+        return [
+            grade
+            if grade.reward is None or fits_format(self.verifier.format, written)
+            else replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
+            for grade, (_, written) in zip(grades, self.pairs, strict=True)
+        ]
+
+    def _grade_of(self, key: bytes, graded: Graded) -> Grade:
+        """The reason, if there is one, goes to the log."""
+        verdict, reward, extracted, reason, logs, abstains = graded
+        if reward is None and not (abstains and self.may_abstain):
+            log.warning("not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:])
+        elif reason and reward is not None:
+            warn_once(reason)
+        return Grade(verdict, reward, extracted=extracted, logs=logs)
+
+    def _graded(self) -> dict[bytes, Graded]:
+        """What was sent. A text that could not be graded gets a second try in twice the time, and is wrong after that
+        if its gold can be read: no response escapes its 0 by being hard to read."""
+        if self.unsent:
+            self._send(together=True)
+        graded = {key: future.result() for key, (_, future) in self.sent.items()}
+        failed = [key for key, each in graded.items() if each.reward is None and self.verifier.kind in TEXTS]
+        if self.pool and failed:
+            answers = [self.sent[key][0] for key in failed]
+            again = self.pool.submit(answers, 2)
+            anything = "<answer>0</answer>" if self.verifier.kind == "reasoning_gym" else "\\boxed{0}"
+            golds = self.pool.submit([answer._replace(response=anything) for answer in answers], 2)
+            for key, second, gold in zip(failed, again, golds, strict=True):
+                graded[key] = second.result()
+                if graded[key].reward is None and gold.result().reward is not None:
+                    graded[key] = Graded("wrong", 0.0)
+        return graded
+
+    def give_up(self) -> None:
+        """Drop the answers that no worker has taken yet."""
+        for _, future in self.sent.values():
+            future.cancel()
+
+    def _key(self, answer: Answer) -> bytes:
+        if self.verifier.kind not in TEXTS:
+            return len(self.keys).to_bytes(8, "big")
+        # These kinds ignore the prompt, and read nothing else from the meta.
+        meta = [answer.meta.get(name) for name in ("options", SOURCE)]
+        return pickle.dumps([answer.gold, answer.response, meta])

@@ -1,0 +1,160 @@
+"""Several rewards at once: their weighted sum, which of them decides on success, and the advantages of each."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from run_builders import rows, train_small
+
+from exgrpo_orlhf.objective import GroupAdvantages
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools
+
+FUNCTIONS = """
+def brief(completions, **kwargs):
+    shortest = min(map(len, completions))
+    return [float(len(text) == shortest) for text in completions]
+
+def polite(solution_str, ground_truth):
+    if "!" in solution_str:
+        return None
+    return 0.5 if "please" in solution_str else -0.5
+
+def silent(solution_str, ground_truth):
+    return None
+
+def broken(solution_str, ground_truth):
+    return 1 / 0
+"""
+QUESTION = Question.make("t", "6*7?", "42")
+RESPONSES = ("\\boxed{42} please", "\\boxed{42}", "\\boxed{41}!", "no idea, please")
+
+
+@pytest.fixture
+def functions(tmp_path):
+    path = tmp_path / "style.py"
+    path.write_text(FUNCTIONS)
+    yield path
+    close_pools()
+
+
+def test_the_reward_is_the_weighted_sum_without_those_that_abstain_and_the_first_decides(functions):
+    rewards = {"math": 1.0, f"{functions}:brief": 0.25, f"{functions}:polite": 2.0}
+    grades = Verifier(rewards=rewards).grade_all([(QUESTION, text) for text in RESPONSES])
+    parts = [
+        {"math": 1.0, "brief": 0.0, "polite": 0.5},
+        {"math": 1.0, "brief": 1.0, "polite": -0.5},
+        {"math": 0.0, "brief": 0.0},
+        {"math": 0.0, "brief": 0.0, "polite": 0.5},
+    ]
+    weights = {"math": 1.0, "brief": 0.25, "polite": 2.0}
+    assert [dict(grade.parts) for grade in grades] == parts
+    assert [grade.reward for grade in grades] == [sum(weights[k] * v for k, v in each.items()) for each in parts]
+    assert [grade.verdict for grade in grades] == ["correct", "correct", "wrong", "no_answer"]
+    assert grades[0].extracted == "42"
+
+
+def test_another_reward_can_decide_and_where_it_abstains_there_is_no_success(functions):
+    rewards = {"math": 1.0, f"{functions}:polite": 1.0}
+    verifier = Verifier(rewards=rewards, success_by="polite", success_at=0.5)
+    grades = verifier.grade_all([(QUESTION, text) for text in RESPONSES])
+    assert [grade.verdict for grade in grades] == ["correct", "wrong", "no_answer", "correct"]
+    assert verifier.deciding.kind == "function"
+
+
+def test_a_failure_of_one_or_the_silence_of_all_is_no_reward(functions, caplog):
+    pairs = [(QUESTION, text) for text in RESPONSES]
+    with pytest.raises(GradingError, match="4 of 4"):
+        Verifier(rewards={"math": 1.0, f"{functions}:broken": 1.0}).grade_all(pairs)
+    assert "style.py, line 15: ZeroDivisionError" in caplog.text
+    caplog.clear()
+    verifier = Verifier(rewards={f"{functions}:silent": 1.0, f"{functions}:polite": 1.0}, max_failed_share=1.0)
+    assert [grade.reward for grade in verifier.grade_all(pairs)] == [0.5, -0.5, None, 0.5]
+    assert not caplog.text, "to abstain is no failure where there are others"
+    assert Verifier("function", f"{functions}:silent").grade(QUESTION, "42").reward is None
+    assert "style.py, line 11: it returned None" in caplog.text
+
+
+def test_a_required_format_makes_the_sum_0_and_no_success(functions):
+    rewards = {"math": 1.0, f"{functions}:polite": 1.0}
+    [boxed, bare] = Verifier(rewards=rewards, format="boxed").grade_all([(QUESTION, RESPONSES[0]), (QUESTION, "42")])
+    assert (boxed.verdict, boxed.reward) == ("correct", 1.5)
+    assert (bare.verdict, bare.reward, dict(bare.parts)) == ("wrong", 0.0, {"math": 1.0, "polite": -0.5})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rewards": {}}, "has a weight for each reward"),
+        ({"rewards": {"math": True}}, "has a weight for each reward"),
+        ({"rewards": {"math": float("inf")}}, "has a weight for each reward"),
+        ({"rewards": {"maths": 1.0}}, "Verifier.kind"),
+        ({"rewards": {"math": 1.0}, "kind": "choice"}, "would be one more"),
+        ({"rewards": {"math": 1.0}, "success_by": "brief"}, "none of Verifier.rewards: math"),
+        ({"rewards": {"a.py:f": 1.0, "b.py:f": 1.0}}, "two rewards are called 'f'"),
+        ({"success_by": "math"}, "Verifier.rewards, which is not set"),
+        ({"rewards": {"http": 1.0}}, "Verifier.url"),
+    ],
+)
+def test_what_cannot_be_summed_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Verifier(**settings)
+
+
+def test_the_advantages_of_each_reward_are_gdpos():
+    """Equation by hand in numpy, a reward that abstains among them; and a sum that hides one reward does not."""
+    rng, weights = np.random.default_rng(0), (1.0, 0.25)
+    rewards = rng.normal(size=(2, 3, 4))
+    rewards[1] *= 1e-3
+    rewards[1, 0, 2] = np.nan
+    rewards[0, 2] = 1.0  # no signal of the first in the last group
+    total = np.zeros((3, 4))
+    for r, w in zip(rewards, weights, strict=True):
+        centred = r - np.nanmean(r, 1, keepdims=True)
+        total += w * np.nan_to_num(centred / (np.nanstd(r, 1, ddof=1, keepdims=True) + 1e-6))
+    expected = (total - total.mean()) / (total.std(ddof=1) + 1e-6)
+    advantages = GroupAdvantages(scale_by_std=True, of_each_reward=True)
+    assert advantages.of_several(rewards, weights).numpy() == pytest.approx(expected, abs=1e-12)
+    equal = advantages.of_several(np.array([[[1.0, 0.0], [1.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]]), (1.0, 0.5)).numpy()
+    assert equal[0, 0] > 0 > equal[0, 1]
+    assert (equal[1] == 0).all(), "exactly: such rows cost no backward pass"
+    with pytest.raises(ValueError, match="of_each_reward needs scale_by_std"):
+        GroupAdvantages(of_each_reward=True)
+
+
+SHORT = """
+def short(completions, **kwargs):
+    return [1.0 - len(text) / 100 for text in completions]
+"""
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_run_trains_on_several_logs_each_and_resumes_to_the_same_bits(each, warm_model, tmp_path):
+    (tmp_path / "short.py").write_text(SHORT)
+    rewards = {"modular_chain": 1.0, f"{tmp_path}/short.py:short": 0.5}
+    bindings = [f"Verifier.rewards = {rewards!r}", "Verifier.kind = 'modular_chain'", "train.save_every = 2"]
+    bindings += ["train.steps = 5", "train.eval_every = 5", "ReplayMixer.start_at_accuracy = None"]
+    if each:
+        bindings += ["GroupAdvantages.scale_by_std = True", "GroupAdvantages.of_each_reward = True"]
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    train_small(warm_model, straight, *bindings)
+    train_small(warm_model, resumed, *bindings, "train.steps = 3")
+    train_small(warm_model, resumed, *bindings, resume=True)
+    log, again = rows(straight), rows(resumed)
+    assert [row["policy/loss"] for row in log[1:]] == [row["policy/loss"] for row in again[1:]]
+    stored = [pq.read_table(run / "checkpoint-5" / "replay" / "trajectories.parquet") for run in (straight, resumed)]
+    assert stored[0] == stored[1]
+    assert any(row["replay/actual_share"] for row in log[1:])
+    assert all(json.loads(one)[0] == ["modular_chain", 1.0] for one in stored[0]["parts"].to_pylist())
+    last = log[-1]
+    assert 0 < last["reward_part/short"] < 1
+    assert last["reward_part/modular_chain"] == last["reward/pass_at_1"]
+    assert last["reward/mean"] == pytest.approx(last["reward_part/modular_chain"] + 0.5 * last["reward_part/short"])
+    assert last["reward_part/short_groups_with_signal"] >= last["reward_part/modular_chain_groups_with_signal"]
+    samples = (straight / "evaluation" / "5" / "validation" / "samples.jsonl").read_text().splitlines()
+    assert set(json.loads(samples[0])["rewards"]) == {"modular_chain", "short"}
+    shown = [json.loads(line) for line in (straight / "rollouts.jsonl").read_text().splitlines()]
+    assert "'rewards': {'modular_chain':" in str(shown)
