@@ -144,7 +144,7 @@ REFUSED = {
             (dict(kind="http", url=url), r"url \(an address, or a tuple of several\) must be set")
             for url in ("localhost:5000", "", ("http://a/b", 3), ("ftp://a/b",), None)
         ),
-        (dict(url="http://a/b"), r"url .* got 'http://a/b' with Verifier\.kind = 'exact'"),
+        (dict(url="http://a/b"), r"url .* got \['http://a/b'\] with Verifier\.kind = 'exact'"),
     ],
     Environment: [
         (dict(path="game"), "path must be the name of a .py file"),
