@@ -103,9 +103,7 @@ class Verifier:
         require(
             fault is None and bool(urls) == (self.kind == "http"),
             "Verifier.url (an address, or a tuple of several) must be set with Verifier.kind = 'http', and only then; "
-            + (
-                fault or f"got {', '.join(repr(shown(url)) for url in urls) or None} with Verifier.kind = {self.kind!r}"
-            ),
+            + (fault or f"got {[*map(shown, urls)] or None} with Verifier.kind = {self.kind!r}"),
         )
 
     def _check_several(self) -> None:
