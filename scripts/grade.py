@@ -3,29 +3,47 @@
 
     python scripts/grade.py --kind math --in cases.jsonl --out verdicts.jsonl
 
+    python scripts/grade.py --function style.py:brief --in cases.jsonl --out rewards.jsonl --against trl
+    python scripts/grade.py --rewards "{'math': 1.0, 'style.py:brief': 0.2}" --in cases.jsonl --out rewards.jsonl
+
 Rows are {"gold": …, "response": …}; kinds that need them also read "prompt", "options" (kind choice) and "tests" (kind
-code). Writes one row for each row read, in order, with all its keys and "verdict" (correct, wrong, no_answer, timeout,
-error) and "extracted". A second run continues where the first one stopped; it refuses to if the rows or the settings
-(kept in OUT.settings.json) have changed, and it never writes to a file that is not its own.
-Exit status: 0 when all rows are graded (whatever the verdicts), 2 for files or settings that cannot be used.
+code). A function gets all other keys as columns, and rows with the same prompt, one after another, as the responses to
+one question. Writes one row for each row read, in order, with all its keys and "verdict" (correct, wrong, no_answer,
+timeout, error) and "extracted"; of a function and of several rewards also "reward", "rewards" (each of several) and
+"logs", and prints a summary. --against calls the function by that tool's own code too and lists what differs. A second
+run continues where the first one stopped; it refuses to if the rows or the settings (kept in OUT.settings.json) have
+changed, and it never writes to a file that is not its own.
+Exit status: 0 when all rows are graded (whatever the verdicts), 1 where --against finds a difference, 2 for files or
+settings that cannot be used.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
 from exgrpo_orlhf import terminal
 
-ADDED = ("verdict", "extracted")
-SETTINGS = ("kind", "function", "timeout", "memory")  # verdicts depend on these
+ADDED = ("verdict", "extracted", "reward", "rewards", "logs")
+SETTINGS = (
+    "kind",
+    "function",
+    "timeout",
+    "memory",
+    "tool",
+    "gets",
+    "rewards",
+    "success_at",
+)  # verdicts depend on these
 BATCH = 256  # rows between two writes
 
 
@@ -37,18 +55,64 @@ def main() -> int:
     arguments = _parser().parse_args()
     from exgrpo_orlhf.rewards import Verifier, close_pools
 
-    settings = {name: getattr(arguments, name) for name in SETTINGS}
+    settings = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
     try:
+        if arguments.function is not None:
+            settings["kind"] = "function"
         verifier = Verifier(**settings, workers=arguments.workers, max_failed_share=1.0)
         counts = grade(verifier, arguments.rows, arguments.out, settings)
+        verdicts = [f"{n} {verdict}" for verdict, n in counts.most_common()]
+        print(f"{arguments.out}: {counts.total()} rows", *verdicts, sep=", ")
+        if "function" in settings or "rewards" in settings:
+            summarise(arguments.out)
+        if arguments.against is not None:
+            return compare(verifier, arguments.against, arguments.out)
     except (ValueError, OSError) as error:  # BadFile and GradingError among them
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
         close_pools()
-    verdicts = [f"{n} {verdict}" for verdict, n in counts.most_common()]
-    print(f"{arguments.out}: {counts.total()} rows", *verdicts, sep=", ")
     return 0
+
+
+def summarise(out: Path) -> None:
+    """Print what each reward was over all rows."""
+    rewards: dict[str, list[float | None]] = {}
+    for row in read(out):
+        rewards.setdefault("reward", []).append(row.get("reward"))
+        for name, reward in row.get("rewards", {}).items():
+            rewards.setdefault(name, []).append(reward)
+    total = len(rewards.get("reward", []))
+    for name, values in rewards.items():
+        found = [value for value in values if value is not None]
+        about = f"mean {sum(found) / len(found):g}, {min(found):g} to {max(found):g}" if found else "none"
+        print(f"{name}: {about}; {total - len(found)} rows without")
+
+
+def compare(verifier: Any, tool: str, out: Path) -> int:
+    """Print the rows to which the tool's own call gives another number. Returns 1 if there are any, else 0."""
+    from exgrpo_orlhf.rewards import Written
+    from exgrpo_orlhf.rewards.other_tools import rewards_of
+    from exgrpo_orlhf.rewards.sandbox.function import named, placed
+
+    if verifier.function is None:
+        raise BadFile("--against compares one function: give --function")
+    groups = [[*rows] for _, rows in groupby(read(out), key=_group)]
+    answers = [[verifier.as_answer(_question(row), Written(row["response"])) for row in rows] for rows in groups]
+    try:
+        theirs = chain.from_iterable(rewards_of(tool, verifier.function, answers))
+    except ValueError:
+        raise
+    except Exception as error:  # whatever the function raises
+        raise BadFile(f"called by {tool}: {placed(error, named(verifier.function)[0])}") from error
+    differing = 0
+    for number, (row, reward) in enumerate(zip(chain.from_iterable(groups), theirs, strict=True), 1):
+        own = row.get("reward")
+        if own != reward and (None in (own, reward) or abs(own - reward) > 1e-6 * max(1, abs(own))):
+            differing += 1
+            print(f"row {number}: {tool} gives {reward}, here {own}; response {row['response'][-60:]!r}")
+    print(f"{tool}: {differing} rows differ")
+    return int(differing > 0)
 
 
 def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> Counter[str]:
@@ -60,19 +124,28 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
     total = sum(1 for _ in read(source, check=True))
     counts = _done(source, out)
     _keep(settings, kept, out, counts.total())
+    grouped = verifier.function is not None or verifier.rewards is not None
     earlier, start, reported = counts.total(), time.monotonic(), 0.0
+    if grouped and 0 < earlier < total:  # a group is graded whole: one that was cut off goes back to its begin
+        keys = [_group(row) for row in islice(read(source), earlier + 1)]
+        while earlier and keys[earlier - 1] == keys[-1]:
+            earlier -= 1
+        counts = Counter(row["verdict"] for row in islice(read(out), earlier))
     if earlier:
         print(f"{out}: {earlier} rows are graded already", file=sys.stderr)
     rows = islice(read(source), earlier, None)
     with out.open("ab+") as file:
         file.seek(0)
         # The incomplete line that an earlier run was writing when it ended goes.
-        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
-        while batch := list(islice(rows, BATCH)):
+        file.truncate(sum(len(line) for line in islice(file, earlier) if line.endswith(b"\n")))
+        for batch in _batches(rows, grouped):
             grades = verifier.grade_all([(_question(row), row["response"]) for row in batch])
             for row, each in zip(batch, grades, strict=True):
                 counts[each.verdict] += 1
-                line = json.dumps({**row, "verdict": each.verdict, "extracted": each.extracted})
+                own = {"verdict": each.verdict, "extracted": each.extracted}
+                if grouped:
+                    own |= {"reward": each.reward, "rewards": dict(each.parts), "logs": dict(each.logs)}
+                line = json.dumps({**row, **{name: one for name, one in own.items() if one != {}}})
                 file.write(line.encode("ascii") + b"\n")
             file.flush()
             now = time.monotonic()
@@ -81,6 +154,23 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
                 print(f"{counts.total()}/{total} rows, {rate:.0f} a second", file=sys.stderr, flush=True)
                 reported = now
     return counts
+
+
+def _batches(rows: Iterator[dict[str, Any]], grouped: bool) -> Iterator[list[dict[str, Any]]]:
+    """grouped: a batch ends with a group"""
+    batch: list[dict[str, Any]] = []
+    for _, group in groupby(rows, key=_group if grouped else id):
+        batch += group
+        if len(batch) >= BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _group(row: dict[str, Any]) -> str:
+    """The same for rows that are responses to one question."""
+    return json.dumps([row["prompt"], row["gold"]]) if "prompt" in row else f"{id(row)}"
 
 
 def read(path: Path, check: bool = False, complete: bool = False) -> Iterator[dict[str, Any]]:
@@ -130,12 +220,14 @@ def _keep(settings: dict[str, Any], kept: Path, out: Path, rows: int) -> None:
     old: dict[str, Any] = {}
     if kept.exists():
         old = next(read(kept), {})
-        if set(old) != set(settings):
+        if not {"kind", "timeout", "memory"} <= set(old) <= set(SETTINGS):
             raise BadFile(f"{kept}: not the settings of an earlier run; remove it to begin again")
+        old = {name: value for name, value in old.items() if value is not None}
     elif rows:
         raise BadFile(f"{kept} is missing: how the {rows} rows of {out} were graded is unknown; remove {out}")
     if rows and old != settings:
-        other = [f"--{name} {old[name]} and not {new}" for name, new in settings.items() if old[name] != new]
+        names = [name for name in SETTINGS if old.get(name) != settings.get(name)]
+        other = [f"--{name} {old.get(name)} and not {settings.get(name)}" for name in names]
         raise BadFile(f"{out}: graded so far with {', '.join(other)}; give the same, or another --out")
     if old != settings:
         from exgrpo_orlhf.files import write_json
@@ -151,11 +243,15 @@ def _rest(row: dict[str, Any]) -> str:
 def _question(row: dict[str, Any]) -> Any:
     from exgrpo_orlhf.records import Question
 
-    gold, prompt = row["gold"], row.get("prompt")
+    gold, prompt = row["gold"], row.get("prompt", "")
     if gold is None or isinstance(gold, list):
         gold = "" if gold is None else tuple(each for each in gold if each is not None)
-    meta = {key: row[key] for key in ("options", "tests") if key in row}
-    return Question("", prompt if isinstance(prompt, str) else "", gold, "", meta)
+    if isinstance(prompt, list):
+        prompt = tuple((turn["role"], turn["content"]) for turn in prompt)
+    meta = {key: value for key, value in row.items() if key not in ("gold", "response", "prompt", *ADDED)}
+    source = row.get("data_source")
+    question = Question("", prompt if isinstance(prompt, str | tuple) else "", gold, str(source or ""), meta)
+    return replace(question, id=_group(row))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -169,7 +265,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=terminal.output_file, required=True, metavar="FILE", help="JSONL to write, or to continue"
     )
-    parser.add_argument("--function", help="with --kind function: file.py or file.py:name")
+    parser.add_argument("--function", help="file.py or file.py:name, instead of a kind")
+    parser.add_argument("--tool", choices=["openrlhf", "trl", "verl"], help="for which the function is written")
+    parser.add_argument("--gets", choices=["group", "batch"], help="what the function gets at a time")
+    parser.add_argument("--rewards", type=ast.literal_eval, help="several, with weights: as Verifier.rewards")
+    parser.add_argument("--success-by", help="which of several decides on success (default: the first)")
+    parser.add_argument("--success-at", type=float, help="least reward of a success (default 1)")
+    parser.add_argument("--against", choices=["trl", "openrlhf"], help="call the function by this tool's code too")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for each answer (default 5)")
     parser.add_argument("--memory", type=int, default=1024, help="MiB for each answer (default 1024)")
     parser.add_argument("--workers", type=int, default=0, help="grading processes (default: one a core)")

@@ -110,7 +110,7 @@ class Answers:
             if text is None:
                 self.keys.append(_UNFINISHED)
                 continue
-            answer = verifier._as_answer(question, written._replace(text=text), self.progress)
+            answer = verifier.as_answer(question, written._replace(text=text), self.progress)
             self.keys.append(key := self._key(answer))
             if key not in self.sent:
                 self.unsent[key] = answer

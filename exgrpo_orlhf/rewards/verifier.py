@@ -159,7 +159,7 @@ class Verifier:
         for each in questions:
             if self.kind == "code":
                 try:
-                    tests_of(self._as_answer(each, Written("")))
+                    tests_of(self.as_answer(each, Written("")))
                 except ValueError as error:
                     raise ValueError(f"the question {each.prompt!r:.80} of {each.source!r}: {error}") from error
             elif self.kind not in ("function", "http") and not self.kind.startswith("math"):
@@ -246,8 +246,8 @@ class Verifier:
         penalties = [self.overlong_penalty(tokens, max_tokens) for tokens in lengths]
         return {} if self.overlong_share is None else {"reward/overlong_penalty": mean(penalties)}
 
-    def _as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 0)) -> Answer:
-        """A gold is text where text is compared, a number as it is written; a user's own grader gets it as it is."""
+    def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 0)) -> Answer:
+        """What a grader gets. A gold is text where text is compared, and as it is for a user's own grader."""
         golds = [*question.answer] if isinstance(question.answer, tuple) else [question.answer]
         golds = [*map(str, golds)] if self.kind in TEXTS else golds
         gold = golds if isinstance(question.answer, tuple) else golds[0]
