@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -144,3 +145,68 @@ def test_other_kinds(tmp_path, grade):
         grade(source, tmp_path / f"{kind}.jsonl", "--kind", kind)
         assert [row["verdict"] for row in rows(tmp_path / f"{kind}.jsonl")] == verdicts
     grade(source, tmp_path / "x.jsonl", "--kind", "maths", refused="Verifier.kind must be one of")
+
+
+STYLE = """
+def brief(completions, level, **kwargs):
+    shortest = min(map(len, completions))
+    kwargs["log_metric"]("shortest", shortest)
+    return [None if text == "two" else float(len(text) == shortest) + each for text, each in zip(completions, level)]
+
+def reward_func(queries, prompts, labels):
+    return {"rewards": [float(str(labels[0]) in queries[0][len(prompts[0]):])]}
+"""
+ANSWERS = [("6*7?", 42, "it is 42"), ("6*7?", 42, "42"), ("1+1?", 2, "two"), ("1+1?", 2, "it is 3, surely")]
+
+
+@pytest.fixture
+def answers(tmp_path):
+    (tmp_path / "style.py").write_text(STYLE)
+    lines = [{"prompt": prompt, "gold": gold, "response": text, "level": gold} for prompt, gold, text in ANSWERS]
+    return write(tmp_path / "in.jsonl", lines)
+
+
+def test_a_function_gets_columns_and_the_responses_to_one_question_together(tmp_path, answers, run_script):
+    out = tmp_path / "out.jsonl"
+    done = run_script("grade.py", "--function", f"{tmp_path}/style.py:brief", "--in", answers, "--out", out)
+    assert done.returncode == 0, done.stderr
+    graded = rows(out)
+    assert [row["reward"] for row in graded] == [42.0, 43.0, None, 2.0]
+    assert [row["logs"]["shortest"] for row in graded if "logs" in row] == [2, 2, 3, 3]
+    assert "reward: mean 29, 2 to 43; 1 rows without" in done.stdout
+    content = out.read_bytes()
+    lines = content.splitlines(keepends=True)
+    out.write_bytes(b"".join(lines[:3]))  # a group that was cut off is graded again, whole
+    again = run_script("grade.py", "--function", f"{tmp_path}/style.py:brief", "--in", answers, "--out", out)
+    assert "2 rows are graded already" in again.stderr
+    assert out.read_bytes() == content
+
+
+def test_of_several_rewards_each_is_written_and_summed_up(tmp_path, answers, run_script):
+    rewards = {"math": 1.0, f"{tmp_path}/style.py:brief": 0.5}
+    out = tmp_path / "out.jsonl"
+    done = run_script("grade.py", "--rewards", repr(rewards), "--in", answers, "--out", out)
+    assert done.returncode == 0, done.stderr
+    graded = rows(out)
+    assert graded[1]["rewards"] == {"math": 1.0, "brief": 43.0}
+    assert [row["reward"] for row in graded] == [22.0, 22.5, 0.0, 1.0]
+    assert "math: mean 0.5, 0 to 1; 0 rows without" in done.stdout
+    assert "brief: mean 29, 2 to 43; 1 rows without" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tool", "function"), [("trl", "style.py:brief"), ("openrlhf", "style.py")])
+def test_against_another_tool_its_own_code_calls_the_function(tmp_path, answers, run_script, tool, function):
+    out = tmp_path / "out.jsonl"
+    words = ("--function", tmp_path / function, "--in", answers, "--out", out, "--against", tool)
+    done = run_script("grade.py", *words)
+    if importlib.util.find_spec(tool) is None or importlib.util.find_spec("ray") is None:
+        assert done.returncode == 2
+        assert f"{tool} is not installed: pip install {tool}==" in done.stderr
+        return
+    assert (done.returncode, f"{tool}: 0 rows differ" in done.stdout) == (0, True), done.stderr
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join([lines[0].replace('"reward": ', '"reward": 1'), *lines[1:]]) + "\n")
+    done = run_script("grade.py", *words)
+    assert done.returncode == 1
+    assert f"row 1: {tool} gives" in done.stdout
