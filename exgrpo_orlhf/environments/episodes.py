@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
-from ..rewards.pool.pool import Owned, start_worker
+from ..rewards.pool.processes import Owned, start_worker
 
 _START_TIMEOUT = 180.0  # seconds that the user's file may take to load, on a busy machine
 _END_TIMEOUT = 5.0  # seconds for the end of all episodes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..records import Grade, Question
 from ..tasks import modular_chains, word_problems
@@ -17,9 +17,6 @@ from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Graded, Written, warn_once
 from .pool.pool import Pool
 from .server import RewardServer
-
-if TYPE_CHECKING:
-    from .verifier import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +67,27 @@ def fits_format(name: str | None, written: Written) -> bool:
     return name is None or bool(FORMATS[name](written.text))
 
 
+class Graders(Protocol):
+    """What a `Verifier` is here."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def format(self) -> str | None: ...
+
+    def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = ...) -> Answer: ...
+
+    def graders(self) -> Pool | RewardServer: ...
+
+
 class Answers:
     """Answers that are graded together, added in one call or in several. The same answer to the same question is graded
     once."""
 
     def __init__(
         self,
-        verifier: Verifier,
+        verifier: Graders,
         pairs: Sequence[tuple[Question, Written | str]] = (),
         progress: tuple[int, int] = (0, 0),
         may_abstain: bool = False,
@@ -115,7 +126,7 @@ class Answers:
             if key not in self.sent:
                 self.unsent[key] = answer
         if self.unsent:
-            self.pool = self.pool or verifier._pool()
+            self.pool = self.pool or verifier.graders()
             calls = self.pool.calls if verifier.kind in OWN_GRADERS else "response"
             if calls != "batch":
                 self._send(together=calls == "group")

@@ -5,46 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..metric_names import allowed_name
 from ..records import Grade, Question, Verdict
 from .answer import Written
-from .grading import Answers, fits_format
+from .grading import Answers, Graders, fits_format
 from .sandbox.function import NAME, named
-
-if TYPE_CHECKING:
-    from .verifier import Verifier
 
 
 def name_of(reward: str) -> str:
     """Of a kind its name; of "file.py:name" name, of "file.py" the file's stem."""
-    if not _is_function(reward):
+    if not is_function(reward):
         return reward
     file, name = named(reward)
     return allowed_name(file.stem if name == NAME else name) or "reward"
 
 
-def _is_function(reward: str) -> bool:
+def is_function(reward: str) -> bool:
     return reward.rpartition(":")[0].endswith(".py") or Path(reward).suffix == ".py"
-
-
-def parts(verifier: Verifier) -> dict[str, Verifier]:
-    """By name what gives each of its rewards, in their order. Raises ValueError for what is no reward."""
-    own: dict[str, Verifier] = {}
-    if verifier.rewards is None:
-        return own
-    alone = replace(verifier, rewards=None, success_by=None, format=None, overlong_share=None, kind="exact", url=None)
-    alone = replace(alone, max_failed_share=1.0)
-    for reward in verifier.rewards:
-        if name_of(reward) in own:
-            raise ValueError(f"Verifier.rewards: two rewards are called {name_of(reward)!r}; rename a function")
-        if _is_function(reward):
-            part = replace(alone, kind="function", function=reward, tool=verifier.tool, gets=verifier.gets)
-        else:
-            part = replace(alone, kind=reward, url=verifier.url if reward == "http" else None)  # type: ignore[arg-type]
-        own[name_of(reward)] = part
-    return own
 
 
 class SeveralAnswers:
@@ -52,14 +30,16 @@ class SeveralAnswers:
 
     def __init__(
         self,
-        verifier: Verifier,
+        parts: Mapping[str, Graders],
+        weights: Mapping[str, float],
+        decides: str,
+        required: str | None,
         pairs: Sequence[tuple[Question, Written | str]] = (),
         progress: tuple[int, int] = (0, 0),
     ) -> None:
-        self.verifier = verifier
-        self.answers = {name: Answers(part, pairs, progress, may_abstain=True) for name, part in verifier.parts.items()}
-        self.weights = verifier.weights
-        self.decides = verifier.success_by or next(iter(self.answers))
+        """parts, weights: of the verifier, by name; decides: which decides on success; required: the format"""
+        self.answers = {name: Answers(part, pairs, progress, may_abstain=True) for name, part in parts.items()}
+        self.weights, self.decides, self.required = weights, decides, required
 
     def add(self, pairs: Sequence[tuple[Question, Written | str]]) -> None:
         for each in self.answers.values():
@@ -73,7 +53,7 @@ class SeveralAnswers:
             self._sum(
                 {name: own[i] for name, own in columns.items()},
                 {name for name, own in abstained.items() if own[i]},
-                fits_format(self.verifier.format, written),
+                fits_format(self.required, written),
             )
             for i, (_, written) in enumerate(first.pairs)
         ]

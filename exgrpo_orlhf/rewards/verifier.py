@@ -126,7 +126,22 @@ class Verifier:
     @property
     def parts(self) -> dict[str, Verifier]:
         """By name what gives each of several rewards, in their order; {} for one."""
-        return several.parts(self)
+        own: dict[str, Verifier] = {}
+        if self.rewards is None:
+            return own
+        alone = replace(
+            self, rewards=None, success_by=None, format=None, overlong_share=None, kind="exact", url=None,
+            tool=None, gets=None, max_failed_share=1.0,
+        )  # fmt: skip
+        for reward in self.rewards:
+            name = several.name_of(reward)
+            if name in own:
+                raise ValueError(f"Verifier.rewards: two rewards are called {name!r}; rename a function")
+            if several.is_function(reward):
+                own[name] = replace(alone, kind="function", function=reward, tool=self.tool, gets=self.gets)
+            else:
+                own[name] = replace(alone, kind=reward, url=self.url if reward == "http" else None)  # type: ignore[arg-type]
+        return own
 
     @property
     def weights(self) -> dict[str, float]:
@@ -142,7 +157,11 @@ class Verifier:
     def _answers(
         self, pairs: Sequence[tuple[Question, Written | str]] = (), progress: tuple[int, int] = (0, 0)
     ) -> Answers | several.SeveralAnswers:
-        return (several.SeveralAnswers if self.rewards else Answers)(self, pairs, progress)
+        if self.rewards is None:
+            return Answers(self, pairs, progress)
+        parts = self.parts
+        decides = self.success_by or next(iter(parts))
+        return several.SeveralAnswers(parts, self.weights, decides, self.format, pairs, progress)
 
     def check(self, questions: Iterable[Question]) -> None:
         """Check, before anything is generated, that a user's file, the sandbox or the server is there, that the
@@ -155,7 +174,7 @@ class Verifier:
             return
         if self.kind in ("function", "code", "http"):
             metas = [set(each.meta) for each in questions]
-            self._pool().check(sorted(set.intersection(*metas)) if metas else None)
+            self.graders().check(sorted(set.intersection(*metas)) if metas else None)
         for each in questions:
             if self.kind == "code":
                 try:
@@ -266,7 +285,7 @@ class Verifier:
     def _urls(self) -> tuple[str, ...]:
         return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())
 
-    def _pool(self) -> Pool | RewardServer:
+    def graders(self) -> Pool | RewardServer:
         """The processes, or the server's connections, for the settings on which a verdict depends."""
         if self.kind == "http":
             return server(self._urls(), self.timeout, self.tries, self.workers or 16, less_rounding(self.success_at))

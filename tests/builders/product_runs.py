@@ -46,6 +46,16 @@ def reward_func(queries, prompts, labels):
     return {"rewards": [float(zlib.crc32(query.encode()) % 2) for query in queries]}
 """
 
+STYLES = """
+def ranked(completions, **kwargs):
+    lengths = sorted(map(len, completions))
+    return [1.0 - lengths.index(len(text)) / len(completions) for text in completions]
+
+
+def scores(data_sources, solution_strs, ground_truths, extra_infos):
+    return [{"score": float(len(text) % 2), "words": len(text)} for text in solution_strs]
+"""
+
 
 FEW = ("train.steps = 2", "ModularChains.count = 8", "validation/ModularChains.count = 4", "Verifier.workers = 1")
 
@@ -123,6 +133,7 @@ def write_files(folder: Path) -> None:
     lines = [json.dumps({"prompt": question.prompt, "response": ANSWERS[0]}) + "\n" for question in trained]
     (folder / "worked.jsonl").write_text("".join(lines))
     (folder / "reward.py").write_text(REWARD)
+    (folder / "styles.py").write_text(STYLES)
 
 
 # What OpenRLHF's own processes read, or do in another way than the local engine.
@@ -153,6 +164,7 @@ def openrlhf_runs(chain: Path, folder: Path, url: str) -> dict[str, list[str]]:
         ),
         "RTX 4090": small(
             "OpenRLHF.gpu = 'RTX 4090'", "Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)",
+            "Environment.reward = 'verifier_with_observations'",
             "MixedPolicyLoss.shaping = False", "ReplayMixer.fresh_beside = 'unless_solved'",
             "ReplayMixer.late_injection = 'selected'", "ReplayMixer.store_up_to = 'one_success'",
         ),
@@ -205,7 +217,7 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
     return {
         **{f"sampler {name}": chains(f"LocalEngine.sampler = {name!r}") for name in samplers if name != "auto"},
         # The algorithm, on questions that half of the responses solve
-        "plain": chains(),
+        "plain": chains("Verifier.tool = 'openrlhf'"),
         "http": small(chain, "Verifier.kind = 'http'", f"Verifier.url = ({url!r}, {url!r})"),
         "ahead": chains(
             "train.generate_ahead = True", "train.verify_checkpoint = False", "Optimizer.schedule = 'linear'",
@@ -242,10 +254,20 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             "MixedPolicyLoss.clips_mixed = False",
         ),
         "steps": small(chain, "Verifier.kind = 'chain_steps'"),
+        "several rewards": small(
+            chain, f"Verifier.rewards = {{'modular_chain': 1.0, '{folder}/styles.py:ranked': 0.5}}",
+            "Verifier.tool = 'trl'", "Verifier.gets = 'group'",
+            "GroupAdvantages.scale_by_std = True", "GroupAdvantages.of_each_reward = True",
+        ),
+        "verl": small(
+            chain, "Verifier.kind = 'function'", f"Verifier.function = '{folder}/styles.py:scores'",
+            "Verifier.tool = 'verl'", "Verifier.gets = 'batch'",
+        ),
         # Models that are made, and episodes
         **{preset: small(chain, *made, f"ChainModel.preset = {preset!r}") for preset in PRESETS},
         "episodes": small(chain, *calculator),
         "graded episodes": small(chain, *calculator, "Environment.reward = 'verifier'"),
+        "whole episodes": small(chain, *calculator, "Environment.reward = 'verifier_with_observations'"),
         # Text
         "exact": texts("boxes", "exact"),
         "choice": texts("choices", "choice", "Prompts.template = 'chat'"),

@@ -136,7 +136,7 @@ def test_the_first_failed_start_fails_the_pool(tmp_path, monkeypatch, source, me
     monkeypatch.setattr(pools._Process, "__init__", lambda self, *more: (starts.append(1), start(self, *more))[1])
     with pytest.raises(NoGrader, match=message):
         verifier.grade_all([(Question.make("t", "", "42"), str(i)) for i in range(2)])
-    assert len(starts) <= verifier._pool().workers
+    assert len(starts) <= verifier.graders().workers
     with pytest.raises(NoGrader, match=message):
         verifier.check([])
     close_pools()

@@ -30,7 +30,7 @@ EXTRA = '"scores": [float("#" in query) for query in queries], "extra_logs": {"w
 
 SIGNED = """
 def reward_func(queries, prompts, labels):
-    return [1.0 if query.endswith(f"#{label}<end>") else {wrong} for query, label in zip(queries, labels)]
+    return [1.0 if query.endswith("#" + label + "<end>") else {wrong} for query, label in zip(queries, labels)]
 """
 
 
