@@ -61,6 +61,7 @@ LONG = (
     "test_product_path.py::test_a_run_on_openrlhf_does_too[H100]",
     "test_product_path.py::test_a_run_on_openrlhf_does_too[RTX 4090]",
     "test_real_questions.py::test_replayed_steps_on_real_questions_stay_within_bounded_memory",
+    "test_resume.py::test_a_resumed_run_with_options_equals_a_straight_one[several rewards]",
     "test_resume.py::test_a_resumed_run_with_options_equals_a_straight_one[together]",
     "test_resume.py::test_a_resumed_run_with_options_equals_a_straight_one[weighted]",
     "test_run_bench.py::test_random_kills_change_nothing",

@@ -100,7 +100,7 @@ class Validation:
         model = EvaluatedModel(str(self._run), None, None, run=self._run.name, step=step)
         record = {**self._record, "model": model.describe(), "finished": now()}
         facts = {NAME: self._set.facts(ask=None, of_group=[NAME])}
-        results = summarise(model.name, record, facts, {}, {NAME: file}, {}, self._verifier)
+        results = summarise(model.name, record, facts, {}, {NAME: file}, {}, self._verifier.deciding)
         write_json(folder / RESULTS, results)
         return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
 

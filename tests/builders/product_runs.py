@@ -165,6 +165,7 @@ def openrlhf_runs(chain: Path, folder: Path, url: str) -> dict[str, list[str]]:
         "RTX 4090": small(
             "OpenRLHF.gpu = 'RTX 4090'", "Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)",
             "Environment.reward = 'verifier_with_observations'",
+            f"Verifier.rewards = {{'modular_chain': 1.0, '{folder}/styles.py:ranked': 0.5}}",
             "MixedPolicyLoss.shaping = False", "ReplayMixer.fresh_beside = 'unless_solved'",
             "ReplayMixer.late_injection = 'selected'", "ReplayMixer.store_up_to = 'one_success'",
         ),

@@ -156,5 +156,7 @@ def test_a_run_trains_on_several_logs_each_and_resumes_to_the_same_bits(each, wa
     assert last["reward_part/short_groups_with_signal"] >= last["reward_part/modular_chain_groups_with_signal"]
     samples = (straight / "evaluation" / "5" / "validation" / "samples.jsonl").read_text().splitlines()
     assert set(json.loads(samples[0])["rewards"]) == {"modular_chain", "short"}
+    results = json.loads((straight / "evaluation" / "5" / "results.json").read_text())
+    assert results["benchmarks"]["validation"]["verifier"] == "modular_chain"
     shown = [json.loads(line) for line in (straight / "rollouts.jsonl").read_text().splitlines()]
     assert "'rewards': {'modular_chain':" in str(shown)

@@ -245,6 +245,12 @@ OPTIONS = {
         "Optimizer.learning_rate = 1e-2",
         "Optimizer.steps_per_batch = 2",
     ],
+    "several rewards": [
+        "Verifier.rewards = {'modular_chain': 1.0, 'chain_steps': 0.5}",
+        "GroupAdvantages.scale_by_std = True",
+        "GroupAdvantages.of_each_reward = True",
+        "train.generate_ahead = True",
+    ],
     "episodes": [*CALCULATOR, "Optimizer.steps_per_batch = 2"],
     "episodes, late and ahead": [
         *CALCULATOR,
@@ -308,10 +314,11 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
     "together": [again, some("replay/actual_share"), some("train/fresh_known", 0.9)],
     "ahead": [in_both_halves("rollout/age_mean"), passes, some("replay/evicted")],
     "adapter": [passes],
+    "several rewards": [in_both_halves("reward_part/chain_steps"), in_both_halves("replay/actual_share")],
     "episodes": [some("rollout/turns", 1), in_both_halves("replay/actual_share")],
     "episodes, late and ahead": [injected, is_checked(3)],
 }
-KILLED = ("graded", "revisits", "weighted", "together", "episodes, late and ahead")
+KILLED = ("several rewards", "graded", "revisits", "weighted", "together", "episodes, late and ahead")
 
 
 @pytest.mark.slow
