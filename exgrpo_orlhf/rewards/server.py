@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -166,7 +165,13 @@ def error_text(error: Exception) -> str:
 
 def shown(url: str) -> str:
     """An address without its user, password and query, which may hold a key."""
-    return re.sub(r"[^/]*@", "", re.split(r"[?#]", url, maxsplit=1)[0])
+    try:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+        _ = parts.port  # raises where a password has a slash, so that a part of it would be taken for the port
+        return f"{parts.scheme}://{host}{parts.path}" if host else parts.path
+    except ValueError:
+        return f"{url.partition(':')[0]}://…"
 
 
 def address_fault(url: Any) -> str | None:

@@ -175,7 +175,9 @@ def test_no_message_has_the_user_the_password_or_the_query_of_an_address(caplog)
         Verifier("exact", url=private)
     with pytest.raises(ValueError, match="is no address") as malformed:
         Verifier("http", url=private.replace("http", "htp"))
-    texts = [caplog.text, *(str(error.value) for error in (gone, unused, malformed))]
+    with pytest.raises(ValueError, match="must be set") as slash:
+        Verifier("exact", url="http://me:hid/hidden@a.b/c")
+    texts = [caplog.text, *(str(error.value) for error in (gone, unused, malformed, slash))]
     assert [text for text in texts if "hidden" in text] == []
 
 
