@@ -65,6 +65,7 @@ class Grade:
     extracted: what was taken for the answer (its first 200 characters); None where the verifier does not say
     logs: names and numbers that a function or a server gave besides (OpenRLHF's extra_logs)
     parts: by name, the rewards of which this one is the weighted sum (Verifier.rewards) and that did not abstain
+    reason: why it could not be graded, or why some of its logs are left out
     """
 
     verdict: Verdict
@@ -73,6 +74,7 @@ class Grade:
     extracted: str | None = None
     logs: tuple[tuple[str, float], ...] = ()
     parts: tuple[tuple[str, float], ...] = ()
+    reason: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.verdict in ("timeout", "error")):

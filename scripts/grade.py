@@ -7,14 +7,15 @@
     python scripts/grade.py --rewards "{'math': 1.0, 'style.py:brief': 0.2}" --in cases.jsonl --out rewards.jsonl
 
 Rows are {"gold": …, "response": …}; kinds that need them also read "prompt", "options" (kind choice) and "tests" (kind
-code). A function gets all other keys as columns, and rows with the same prompt, one after another, as the responses to
-one question. Writes one row for each row read, in order, with all its keys and "verdict" (correct, wrong, no_answer,
-timeout, error) and "extracted"; of a function and of several rewards also "reward", "rewards" (each of several) and
-"logs", and prints a summary. --against calls the function by that tool's own code too and lists what differs. A second
-run continues where the first one stopped; it refuses to if the rows or the settings (kept in OUT.settings.json) have
-changed, and it never writes to a file that is not its own.
-Exit status: 0 when all rows are graded (whatever the verdicts), 1 where --against finds a difference, 2 for files or
-settings that cannot be used.
+code). A function gets the other keys as columns ("data_source" as verl's source), and rows with the same prompt and
+gold, one after another, as the responses to one question. Writes one row for each row read, in order, with all its keys
+and "verdict" (correct, wrong, no_answer, timeout, error) and "extracted"; of a function and of several rewards also
+"reward", "reason" (why there is none, or what could not be logged), "rewards" (each of several) and "logs", and prints
+a summary. --against calls the function by that tool's own code too and lists what differs. A second run continues where
+the first one stopped; it refuses to if the rows or the settings (kept in OUT.settings.json) have changed, and it never
+writes to a file that is not its own.
+Exit status: 0 when all rows are graded (whatever the verdicts), 1 where --against finds a difference, 2 for files,
+settings or tools that cannot be used.
 """
 
 from __future__ import annotations
@@ -22,29 +23,22 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain, groupby, islice
+from itertools import accumulate, chain, groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from exgrpo_orlhf import terminal
 
-ADDED = ("verdict", "extracted", "reward", "rewards", "logs")
-SETTINGS = (
-    "kind",
-    "function",
-    "timeout",
-    "memory",
-    "tool",
-    "gets",
-    "rewards",
-    "success_at",
-)  # verdicts depend on these
-BATCH = 256  # rows between two writes
+ADDED = ("verdict", "extracted", "reward", "reason", "rewards", "logs")
+SETTINGS = (  # verdicts depend on these
+    "kind", "function", "timeout", "memory", "tool", "gets", "rewards", "success_by", "success_at",
+)  # fmt: skip
+BATCH = 256  # rows between two writes, and more where a group would be cut off
 
 
 class BadFile(ValueError):
@@ -57,62 +51,71 @@ def main() -> int:
 
     settings = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
     try:
-        if arguments.function is not None:
-            settings["kind"] = "function"
+        usual = "function" if arguments.function else Verifier.kind if arguments.rewards else "math"
+        settings = {"kind": usual, **settings}
+        if arguments.rewards:
+            settings["rewards"] = ast.literal_eval(arguments.rewards)
         verifier = Verifier(**settings, workers=arguments.workers, max_failed_share=1.0)
+        if arguments.against is not None:
+            from exgrpo_orlhf.rewards.other_tools import check_installed
+
+            if verifier.function is None:
+                raise BadFile("--against compares one function: give --function")
+            check_installed(arguments.against)
         counts = grade(verifier, arguments.rows, arguments.out, settings)
         verdicts = [f"{n} {verdict}" for verdict, n in counts.most_common()]
         print(f"{arguments.out}: {counts.total()} rows", *verdicts, sep=", ")
         if "function" in settings or "rewards" in settings:
             summarise(arguments.out)
-        if arguments.against is not None:
-            return compare(verifier, arguments.against, arguments.out)
-    except (ValueError, OSError) as error:  # BadFile and GradingError among them
+        return compare(verifier, arguments.against, arguments.out) if arguments.against else 0
+    except (ValueError, SyntaxError, OSError) as error:  # BadFile and GradingError among them
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
         close_pools()
-    return 0
 
 
 def summarise(out: Path) -> None:
     """Print what each reward was over all rows."""
-    rewards: dict[str, list[float | None]] = {}
-    for row in read(out):
-        rewards.setdefault("reward", []).append(row.get("reward"))
-        for name, reward in row.get("rewards", {}).items():
-            rewards.setdefault(name, []).append(reward)
-    total = len(rewards.get("reward", []))
+    rewards: dict[str, list[float]] = {"reward": []}
+    missing: list[str] = []
+    for number, row in enumerate(read(out), 1):
+        own = {"reward": row.get("reward"), **row.get("rewards", {})}
+        for name, reward in own.items():
+            rewards.setdefault(name, []).extend([] if reward is None else [reward])
+        if own["reward"] is None:
+            missing.append(f"row {number}: {row.get('reason')}")
     for name, values in rewards.items():
-        found = [value for value in values if value is not None]
-        about = f"mean {sum(found) / len(found):g}, {min(found):g} to {max(found):g}" if found else "none"
-        print(f"{name}: {about}; {total - len(found)} rows without")
+        span = f"mean {sum(values) / len(values):g}, {min(values):g} to {max(values):g}, " if values else ""
+        print(f"{name}: {span}of {len(values)} rows")
+    if missing:
+        print(f"{len(missing)} rows without a reward (abstained or failed), the first {missing[0]}")
 
 
 def compare(verifier: Any, tool: str, out: Path) -> int:
     """Print the rows to which the tool's own call gives another number. Returns 1 if there are any, else 0."""
     from exgrpo_orlhf.rewards import Written
     from exgrpo_orlhf.rewards.other_tools import rewards_of
-    from exgrpo_orlhf.rewards.sandbox.function import named, placed
 
-    if verifier.function is None:
-        raise BadFile("--against compares one function: give --function")
-    groups = [[*rows] for _, rows in groupby(read(out), key=_group)]
-    answers = [[verifier.as_answer(_question(row), Written(row["response"])) for row in rows] for rows in groups]
-    try:
-        theirs = chain.from_iterable(rewards_of(tool, verifier.function, answers))
-    except ValueError:
-        raise
-    except Exception as error:  # whatever the function raises
-        raise BadFile(f"called by {tool}: {placed(error, named(verifier.function)[0])}") from error
+    batches = [*_batches(read(out), grouped=True)]
+    answers = [
+        [[verifier.as_answer(_question(row), Written(row["response"])) for row in rows] for rows in batch]
+        for batch in batches
+    ]
+    theirs = rewards_of(tool, verifier.function, answers, verifier.gets)
+    rows = chain.from_iterable(chain.from_iterable(batches))
     differing = 0
-    for number, (row, reward) in enumerate(zip(chain.from_iterable(groups), theirs, strict=True), 1):
+    for number, (row, (reward, reason)) in enumerate(zip(rows, theirs, strict=True), 1):
         own = row.get("reward")
-        if own != reward and (None in (own, reward) or abs(own - reward) > 1e-6 * max(1, abs(own))):
+        if own != reward and (own is None or reward is None or not math.isclose(own, reward, rel_tol=1e-6)):
             differing += 1
-            print(f"row {number}: {tool} gives {reward}, here {own}; response {row['response'][-60:]!r}")
+            print(f"row {number}: {tool} {_said(reward, reason)}, here {_said(own, row.get('reason'))}")
     print(f"{tool}: {differing} rows differ")
     return int(differing > 0)
+
+
+def _said(reward: float | None, reason: str | None) -> str:
+    return f"none ({reason})" if reward is None else f"{reward:g}"
 
 
 def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> Counter[str]:
@@ -126,10 +129,9 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
     _keep(settings, kept, out, counts.total())
     grouped = verifier.function is not None or verifier.rewards is not None
     earlier, start, reported = counts.total(), time.monotonic(), 0.0
-    if grouped and 0 < earlier < total:  # a group is graded whole: one that was cut off goes back to its begin
-        keys = [_group(row) for row in islice(read(source), earlier + 1)]
-        while earlier and keys[earlier - 1] == keys[-1]:
-            earlier -= 1
+    if grouped and 0 < earlier < total:  # a function may see a whole batch: one that was cut off is graded again
+        ends = accumulate(sum(map(len, batch)) for batch in _batches(read(source), grouped))
+        earlier = max((end for end in takewhile(earlier.__ge__, ends)), default=0)
         counts = Counter(row["verdict"] for row in islice(read(out), earlier))
     if earlier:
         print(f"{out}: {earlier} rows are graded already", file=sys.stderr)
@@ -139,14 +141,15 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
         # The incomplete line that an earlier run was writing when it ended goes.
         file.truncate(sum(len(line) for line in islice(file, earlier) if line.endswith(b"\n")))
         for batch in _batches(rows, grouped):
-            grades = verifier.grade_all([(_question(row), row["response"]) for row in batch])
-            for row, each in zip(batch, grades, strict=True):
+            pairs = [(_question(row, i), row["response"]) for i, group in enumerate(batch) for row in group]
+            grades = verifier.grade_all(pairs)
+            for row, each in zip(chain.from_iterable(batch), grades, strict=True):
                 counts[each.verdict] += 1
                 own = {"verdict": each.verdict, "extracted": each.extracted}
                 if grouped:
-                    own |= {"reward": each.reward, "rewards": dict(each.parts), "logs": dict(each.logs)}
-                line = json.dumps({**row, **{name: one for name, one in own.items() if one != {}}})
-                file.write(line.encode("ascii") + b"\n")
+                    more = {"reason": each.reason, "rewards": dict(each.parts), "logs": dict(each.logs)}
+                    own |= {"reward": each.reward, **{name: value for name, value in more.items() if value}}
+                file.write(json.dumps({**row, **own}).encode("ascii") + b"\n")
             file.flush()
             now = time.monotonic()
             if now - reported > 2 or counts.total() == total:
@@ -156,21 +159,23 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
     return counts
 
 
-def _batches(rows: Iterator[dict[str, Any]], grouped: bool) -> Iterator[list[dict[str, Any]]]:
-    """grouped: a batch ends with a group"""
-    batch: list[dict[str, Any]] = []
-    for _, group in groupby(rows, key=_group if grouped else id):
-        batch += group
-        if len(batch) >= BATCH:
+def _batches(rows: Iterator[dict[str, Any]], grouped: bool) -> Iterator[list[list[dict[str, Any]]]]:
+    """Groups of rows, BATCH rows or a few more in all."""
+    batch: list[list[dict[str, Any]]] = []
+    for group in _groups(rows, grouped):
+        batch.append(group)
+        if sum(map(len, batch)) >= BATCH:
             yield batch
             batch = []
     if batch:
         yield batch
 
 
-def _group(row: dict[str, Any]) -> str:
-    """The same for rows that are responses to one question."""
-    return json.dumps([row["prompt"], row["gold"]]) if "prompt" in row else f"{id(row)}"
+def _groups(rows: Iterator[dict[str, Any]], grouped: bool) -> Iterator[list[dict[str, Any]]]:
+    """Rows that are responses to one question, one after another; each row is alone without a prompt."""
+    for key, same in groupby(rows, key=lambda row: [row.get("prompt"), row["gold"]]):
+        group = [*same]
+        yield from [group] if grouped and key[0] is not None else ([row] for row in group)
 
 
 def read(path: Path, check: bool = False, complete: bool = False) -> Iterator[dict[str, Any]]:
@@ -194,6 +199,9 @@ def read(path: Path, check: bool = False, complete: bool = False) -> Iterator[di
                     raise BadFile(f"{where}: no {' and no '.join(sorted(missing))}; there are {', '.join(row)}")
                 if not isinstance(row["response"], str):
                     raise BadFile(f"{where}: a response is text, not {row['response']!r:.80}")
+                turns = row["prompt"] if isinstance(row.get("prompt"), list) else []
+                if not all(isinstance(turn, dict) and {"role", "content"} <= set(turn) for turn in turns):
+                    raise BadFile(f"{where}: a prompt is text or messages with role and content, not {turns!r:.80}")
             yield row
 
 
@@ -240,7 +248,8 @@ def _rest(row: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in row.items() if key not in ADDED}, sort_keys=True)
 
 
-def _question(row: dict[str, Any]) -> Any:
+def _question(row: dict[str, Any], group: int = 0) -> Any:
+    """group: its number, by which the verifier knows the responses to one question"""
     from exgrpo_orlhf.records import Question
 
     gold, prompt = row["gold"], row.get("prompt", "")
@@ -249,16 +258,13 @@ def _question(row: dict[str, Any]) -> Any:
     if isinstance(prompt, list):
         prompt = tuple((turn["role"], turn["content"]) for turn in prompt)
     meta = {key: value for key, value in row.items() if key not in ("gold", "response", "prompt", *ADDED)}
-    source = row.get("data_source")
-    question = Question("", prompt if isinstance(prompt, str | tuple) else "", gold, str(source or ""), meta)
-    return replace(question, id=_group(row))
+    prompt = prompt if isinstance(prompt, str | tuple) else ""
+    return Question(str(group), prompt, gold, str(row.get("data_source") or ""), meta)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--kind", default="math", help="math (default), choice, code, function, exact, modular_chain: as Verifier.kind"
-    )
+    parser.add_argument("--kind", help="math (default), choice, code, function, exact, modular_chain: as Verifier.kind")
     parser.add_argument(
         "--in", dest="rows", type=Path, required=True, metavar="FILE", help="JSONL with gold and response"
     )
@@ -268,10 +274,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--function", help="file.py or file.py:name, instead of a kind")
     parser.add_argument("--tool", choices=["openrlhf", "trl", "verl"], help="for which the function is written")
     parser.add_argument("--gets", choices=["group", "batch"], help="what the function gets at a time")
-    parser.add_argument("--rewards", type=ast.literal_eval, help="several, with weights: as Verifier.rewards")
+    parser.add_argument("--rewards", help="several, with weights: as Verifier.rewards")
     parser.add_argument("--success-by", help="which of several decides on success (default: the first)")
     parser.add_argument("--success-at", type=float, help="least reward of a success (default 1)")
-    parser.add_argument("--against", choices=["trl", "openrlhf"], help="call the function by this tool's code too")
+    parser.add_argument(
+        "--against", choices=["trl", "openrlhf", "verl"], help="call the function by this tool's code too"
+    )
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for each answer (default 5)")
     parser.add_argument("--memory", type=int, default=1024, help="MiB for each answer (default 1024)")
     parser.add_argument("--workers", type=int, default=0, help="grading processes (default: one a core)")

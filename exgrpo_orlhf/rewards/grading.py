@@ -159,13 +159,13 @@ class Answers:
         ]
 
     def _grade_of(self, key: bytes, graded: Graded) -> Grade:
-        """The reason, if there is one, goes to the log."""
+        """The reason, if there is one, goes to the log too."""
         verdict, reward, extracted, reason, logs, abstains = graded
         if reward is None and not (abstains and self.may_abstain):
             log.warning("not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:])
         elif reason and reward is not None:
             warn_once(reason)
-        return Grade(verdict, reward, extracted=extracted, logs=logs)
+        return Grade(verdict, reward, extracted=extracted, logs=logs, reason=reason)
 
     def _graded(self) -> dict[bytes, Graded]:
         """What was sent. A text that could not be graded gets a second try in twice the time, and is wrong after that

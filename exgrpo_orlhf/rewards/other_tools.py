@@ -1,4 +1,4 @@
-"""A reward function called by TRL's or OpenRLHF's own code, to compare it with a call from here."""
+"""A reward function called by TRL's, OpenRLHF's or verl's own code, to compare it with a call from here."""
 
 from __future__ import annotations
 
@@ -6,75 +6,126 @@ import asyncio
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+from ..records import EXTRA_INFO
 from .answer import Answer, single
-from .sandbox.function import NAME, load_file, named
+from .sandbox.function import NAME, load_file, named, placed
 
-Rewards = list[float | None]
-PACKAGES = {"trl": "trl==1.16.0", "openrlhf": "openrlhf==0.11.2"}
+Rewards = list[tuple[float | None, str | None]]  # of each response, and why there is none
+_PACKAGES = {"trl": "trl==1.16.0", "openrlhf": "openrlhf==0.11.2", "verl": "verl==0.9.1"}
+_NEEDED = {"trl": ("trl", "accelerate"), "openrlhf": ("openrlhf", "ray"), "verl": ("verl", "tensordict")}
 
 
 class NotInstalled(ValueError):
     """The tool is not here. The message says how to get it."""
 
 
-def rewards_of(tool: str, where: str, groups: Sequence[Sequence[Answer]]) -> list[Rewards]:
-    """What the tool's own code gets from the function at "file.py:name" for each response; None for no reward.
+def check_installed(tool: str) -> None:
+    """Raises NotInstalled."""
+    if any(find_spec(name) is None for name in _NEEDED[tool]):
+        raise NotInstalled(f"{tool} is not installed: pip install {_PACKAGES[tool]}")
 
-    groups: the responses to one question each. Raises NotInstalled, ValueError, and what the function raises.
+
+def rewards_of(
+    tool: str, where: str, batches: Sequence[Sequence[Sequence[Answer]]], gets: str | None = None
+) -> Rewards:
+    """What the tool's own code gets from the function at "file.py:name" for each response.
+
+    batches: of each batch its groups, the responses to one question; gets: as `Verifier.gets`
+    Raises NotInstalled, ValueError.
     """
-    try:
-        version(tool)
-    except PackageNotFoundError:
-        raise NotInstalled(f"{tool} is not installed: pip install {PACKAGES[tool]}") from None
-    return (_trl if tool == "trl" else _openrlhf)(where, groups)
-
-
-def _trl(where: str, groups: Sequence[Sequence[Answer]]) -> list[Rewards]:
-    """`GRPOTrainer._calculate_rewards`, of a trainer that has what it reads, one group a call."""
-    trl, utils, accelerate = (import_module(name) for name in ("trl", "trl.trainer.utils", "accelerate"))
+    check_installed(tool)
     file, name = named(where)
-    function = getattr(load_file(file, "trl_reward"), name)
+    function = getattr(load_file(file, f"{tool}_reward"), name)
+    own_call = {"trl": _trl, "openrlhf": _openrlhf, "verl": _verl}[tool](name, function)
+    lists = "solution_strs" in inspect.signature(function).parameters
+    groups = [[*group] for batch in batches for group in batch]
+    if tool != "trl" and not lists:
+        calls = [[answer] for group in groups for answer in group]
+    else:
+        whole = (gets or ("batch" if lists else "group")) == "batch"
+        calls = [[answer for group in batch for answer in group] for batch in batches] if whole else groups
+    rewards: Rewards = []
+    for call in calls:
+        try:
+            values = [None if each is None or math.isnan(each) else each for each in own_call(call)]
+            rewards += [(each, f"{file.name}: it returned None" if each is None else None) for each in values]
+        except Exception as error:  # whatever the function raises, or the tool, of what it returns
+            rewards += [(None, placed(error, file))] * len(call)
+    return rewards
+
+
+_OwnCall = Callable[[Sequence[Answer]], list[float | None]]
+
+
+def _trl(name: str, function: Any) -> _OwnCall:
+    """`GRPOTrainer._calculate_rewards`, of a trainer that has what it reads."""
+    trl, utils, accelerate = (import_module(name) for name in ("trl", "trl.trainer.utils", "accelerate"))
     trainer = object.__new__(trl.GRPOTrainer)
     trainer.accelerator, trainer.args = accelerate.Accelerator(cpu=True), SimpleNamespace(report_to=[])
     trainer.reward_funcs, trainer.reward_func_names, trainer.reward_processing_classes = [function], [name], [None]
     trainer.environments, trainer.state = None, import_module("transformers").TrainerState()
     trainer._pending_extra_logs, trainer._pending_metrics = defaultdict(list), defaultdict(list)
-    if inspect.iscoroutinefunction(function):
+    if utils.is_async_callable(function):
         _, trainer.async_loop, ready = utils.start_event_loop_in_daemon("rewards")
         ready.wait()
-    rewards = []
-    for group in groups:
-        trainer.state.global_step, trainer.state.max_steps = group[0].progress
-        plain = isinstance(group[0].prompt, str)
-        prompts = [one.prompt if plain else _messages(one.prompt) for one in group]
-        texts = [one.response if plain else _messages([("assistant", one.response)]) for one in group]
-        inputs = [{**one.meta, "prompt": prompt} for one, prompt in zip(group, prompts, strict=True)]
-        found = trainer._calculate_rewards(inputs, prompts, texts, [[*one.token_ids] for one in group])
-        rewards.append([None if math.isnan(reward) else reward for reward in found[:, 0].tolist()])
-    return rewards
+
+    def call(answers: Sequence[Answer]) -> list[float | None]:
+        trainer.state.global_step, trainer.state.max_steps = answers[0].progress
+        plain = isinstance(answers[0].prompt, str)
+        prompts = [one.prompt if plain else _messages(one.prompt) for one in answers]
+        texts = [one.response if plain else _messages([("assistant", one.response)]) for one in answers]
+        inputs = [{**one.meta, "prompt": prompt} for one, prompt in zip(answers, prompts, strict=True)]
+        rewards = trainer._calculate_rewards(inputs, prompts, texts, [[*one.token_ids] for one in answers])
+        return list(rewards[:, 0].tolist())
+
+    return call
 
 
 def _messages(turns: Any) -> list[dict[str, str]]:
     return [{"role": role, "content": text} for role, text in turns]
 
 
-def _openrlhf(where: str, groups: Sequence[Sequence[Answer]]) -> list[Rewards]:
-    """`SingleTurnAgentExecutor`'s call, one response at a time."""
-    file, name = named(where)
+def _openrlhf(name: str, function: Any) -> _OwnCall:
+    """`SingleTurnAgentExecutor`'s call, and its reading of the result."""
     if name != NAME:
         raise ValueError(f"OpenRLHF calls the function {NAME!r} of a file, not {name!r}")
-    fetch = import_module("openrlhf.utils.agent").SingleTurnAgentExecutor(str(file))._fetch_rewards_via_func
+    executor = import_module("openrlhf.utils.agent").SingleTurnAgentExecutor()
+    executor.reward_func = function
 
-    def reward(answer: Answer) -> float | None:
-        prompt, query = answer.as_read
-        [result] = asyncio.run(fetch([query], [prompt], [answer.gold]))
-        value = single(result["rewards"])
-        return None if value is None else float(value)
+    def call(answers: Sequence[Answer]) -> list[float | None]:
+        prompts, queries = zip(*(answer.as_read for answer in answers), strict=True)
+        labels = [answer.gold for answer in answers]
+        [result] = asyncio.run(executor._fetch_rewards_via_func([*queries], [*prompts], labels))
+        value = single(result.get("rewards"))
+        return [None if value is None else float(value)]
 
-    return [[reward(one) for one in group] for group in groups]
+    return call
+
+
+def _verl(name: str, function: Any) -> _OwnCall:
+    """`NaiveRewardManager`, and for a function with lists `BatchRewardManager`; a response is one token, its number."""
+    managers, torch = import_module("verl.workers.reward_manager"), import_module("torch")
+    lists = "solution_strs" in inspect.signature(function).parameters
+    manager = managers.BatchRewardManager if lists else managers.NaiveRewardManager
+    score = (lambda **row: asyncio.run(function(**row))) if inspect.iscoroutinefunction(function) else function
+
+    def call(answers: Sequence[Answer]) -> list[float | None]:
+        tokenizer = SimpleNamespace(decode=lambda ids, **how: answers[int(ids[0])].response)
+        ids = torch.arange(len(answers))[:, None]
+        rows = {
+            "data_source": [one.source for one in answers],
+            "reward_model": [{"ground_truth": one.gold} for one in answers],
+            "extra_info": [dict(one.meta.get("extra_info", one.meta.get(EXTRA_INFO, {}))) for one in answers],
+            "__num_turns__": [2 * (one.turns or 1) for one in answers],
+        }
+        tensors = {"prompts": ids, "responses": ids, "attention_mask": torch.ones(len(answers), 2, dtype=torch.long)}
+        data = import_module("verl").DataProto.from_dict(tensors, rows)
+        return list(manager(tokenizer, 0, score)(data)[:, 0].tolist())
+
+    return call

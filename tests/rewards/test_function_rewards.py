@@ -44,7 +44,7 @@ def reward(tmp_path: Path, source: str, answer: Answer | None = None):
         # verl: one response, by name.
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    assert (data_source, solution_str, ground_truth) == ('set', 'it is 42', '42')\n"
-        "    assert extra_info == {'index': 8, 'num_turns': None, 'rollout_reward_scores': {}}\n"
+        "    assert extra_info == {'index': 8, 'num_turns': 2, 'rollout_reward_scores': {}}\n"
         "    return 0.5",
         "def compute_score(solution_str, ground_truth, **kwargs):\n"
         "    assert kwargs.pop('extra_info')['index'] == 8 and kwargs == {'data_source': 'set'}\n"

@@ -197,7 +197,9 @@ def test_a_group_is_graded_while_others_have_not_come(verifier, tmp_path):
 def test_the_same_answer_to_the_same_gold_is_graded_once(monkeypatch):
     sent = []
     submit = Pool.submit
-    monkeypatch.setattr(Pool, "submit", lambda self, answers: (sent.extend(answers), submit(self, answers))[1])
+    monkeypatch.setattr(
+        Pool, "submit", lambda self, answers, **how: (sent.extend(answers), submit(self, answers, **how))[1]
+    )
     questions = [Question.make("test", prompt, "778899") for prompt in ("a", "b")]
     rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(2))
     groups = (RolloutGroup(each, rollouts, False) for each in questions)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-from ...records import EXTRA_INFO
+from ...records import EXTRA_INFO, mean
 from ...rounding import LARGEST_REWARD
 from ..answer import Answer, Graded, Grading, logs_of, single
 
@@ -28,12 +28,12 @@ Logs = dict[str, list[Any]]  # by name a value for each answer
 
 
 class _Form(NamedTuple):
-    """A way of calling. tool: whose; calls: as `Grading`; mark: the parameter that tells it from the others; arguments:
-    of these answers, some of which put into the logs; reward: where a dict that is returned has it"""
+    """A way of calling. tool: whose; calls: as `Grading`; marks: parameters that tell it from the others; arguments: of
+    these answers, some of which put into the logs; reward: where a dict that is returned has it"""
 
     tool: Tool
     calls: str
-    mark: str
+    marks: tuple[str, ...]
     arguments: Callable[[Sequence[Answer], Logs], dict[str, Any]]
     reward: str | None
 
@@ -52,6 +52,12 @@ def _trl(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
         prompts = [[{"role": role, "content": content} for role, content in prompt] for prompt in prompts]
         completions = [[{"role": "assistant", "content": text}] for text in completions]
     made, planned = answers[0].progress
+    metrics: Logs = {}
+
+    def log_metric(name: str, value: Any) -> None:  # a call that logs it several times logs their mean
+        metrics.setdefault(name, []).append(float(value))
+        logs[name] = [mean(metrics[name])] * len(answers)
+
     return {
         **columns,
         "prompts": prompts,
@@ -59,7 +65,7 @@ def _trl(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
         "completion_ids": [[*answer.token_ids] for answer in answers],
         "trainer_state": SimpleNamespace(global_step=made, max_steps=planned, is_world_process_zero=True),
         "log_extra": lambda column, values: logs.setdefault(column, []).extend(values),
-        "log_metric": lambda name, value: logs.__setitem__(name, [value] * len(answers)),
+        "log_metric": log_metric,
     }
 
 
@@ -67,7 +73,8 @@ def _verl(answer: Answer) -> dict[str, Any]:
     columns = {name: value for name, value in answer.meta.items() if name != EXTRA_INFO}
     extra = answer.meta.get("extra_info", {**columns, **answer.meta.get(EXTRA_INFO, {})})
     if isinstance(extra, Mapping):
-        extra = {**extra, "num_turns": answer.turns, "rollout_reward_scores": {}}
+        # verl counts the prompt, and what comes back after each turn of the model but the last one.
+        extra = {**extra, "num_turns": 2 * (answer.turns or 1), "rollout_reward_scores": {}}
     return {
         "data_source": answer.source, "solution_str": answer.response, "ground_truth": answer.gold, "extra_info": extra
     }  # fmt: skip
@@ -80,10 +87,10 @@ def _verl_batch(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
 
 
 _FORMS = (
-    _Form("openrlhf", "response", "queries", _openrlhf, "rewards"),
-    _Form("trl", "group", "completions", _trl, None),
-    _Form("verl", "response", "solution_str", lambda answers, logs: _verl(answers[0]), "score"),
-    _Form("verl", "batch", "solution_strs", _verl_batch, "score"),
+    _Form("openrlhf", "response", ("queries",), _openrlhf, "rewards"),
+    _Form("trl", "group", ("completions", "completion_ids"), _trl, None),
+    _Form("verl", "response", ("solution_str",), lambda answers, logs: _verl(answers[0]), "score"),
+    _Form("verl", "batch", ("solution_strs",), _verl_batch, "score"),
 )
 _ACCEPTED = (
     "accepted are OpenRLHF's reward_func(queries, prompts, labels), TRL's reward(completions, **kwargs) and verl's "
@@ -122,7 +129,9 @@ def grading(
     if not callable(function):
         raise ValueError(f"Verifier.function = {where!r}: the file defines no function {name!r}")
     parameters = inspect.signature(function).parameters
-    forms = [each for each in _FORMS if each.mark in parameters and tool in (None, each.tool)]
+    of_tool = [each for each in _FORMS if tool in (None, each.tool)]
+    marked = [each for each in of_tool if not parameters.keys().isdisjoint(each.marks)]
+    forms = marked or (of_tool if tool else [])
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = {name for name, each in parameters.items() if each.default is each.empty and each.kind not in (2, 4)}
     known = set(forms[0].arguments([Answer("", "")], {})) if forms else set()
