@@ -65,6 +65,7 @@ LONG = (
     "test_openrlhf_run.py::test_su01s_recipe",
     "test_openrlhf_run.py::test_a_trial_makes_its_steps",
     "test_product_path.py::test_a_run_on_openrlhf_does_too[H100]",
+    "test_product_path.py::test_a_run_on_openrlhf_does_too[its environment's rewards]",
     "test_product_path.py::test_a_run_on_openrlhf_does_too[RTX 4090]",
     "test_real_questions.py::test_replayed_steps_on_real_questions_stay_within_bounded_memory",
     "test_resume.py::test_a_resumed_run_with_options_equals_a_straight_one[episodes, late and ahead]",

@@ -169,6 +169,10 @@ def openrlhf_runs(chain: Path, folder: Path, url: str) -> dict[str, list[str]]:
             "MixedPolicyLoss.shaping = False", "ReplayMixer.fresh_beside = 'unless_solved'",
             "ReplayMixer.late_injection = 'selected'", "ReplayMixer.store_up_to = 'one_success'",
         ),
+        "its environment's rewards": small(
+            "Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)",
+            "Environment.reward = 'environment'",
+        ),
     }  # fmt: skip
 
 

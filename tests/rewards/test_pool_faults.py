@@ -201,7 +201,7 @@ class Scripted:
 @pytest.mark.parametrize("kind", ["math", "math_verify"])
 def test_what_its_response_makes_ungradable_is_wrong_after_a_second_try_in_twice_the_time(monkeypatch, kind):
     pool = Scripted(slow=("timeout", "correct"), hard=("timeout", "timeout"), huge=("error", "error"))
-    monkeypatch.setattr(Verifier, "_pool", lambda self: pool)
+    monkeypatch.setattr(Verifier, "graders", lambda self: pool)
     verifier = Verifier(kind, max_failed_share=1.0)
     pairs = [("5", "slow"), ("5", "hard"), ("5", "huge"), ("5", "fine"), ("unreadable", "other")]
     grades = verifier.grade_all([(Question.make("t", kind, gold), response) for gold, response in pairs])
