@@ -72,16 +72,15 @@ class Experiment:
     base: str | None = None
 
     def __post_init__(self) -> None:
-        require(
-            not self.advantages.of_each_reward
-            or (
-                (self.verifier.rewards is not None and self.verifier.overlong_share is None)
-                and self.dynamic_sampling.max_rounds == 0
-            ),
-            "GroupAdvantages.of_each_reward needs Verifier.rewards, Verifier.overlong_share = None and "
-            "DynamicSampling.max_rounds = 0: a penalty and a replaced group go by the sum of the rewards",
-        )
         graded_there = self.environment.path is not None and self.environment.reward == "environment"
+        by_sum = (
+            self.verifier.overlong_share or self.verifier.format or self.dynamic_sampling.max_rounds or graded_there
+        )
+        require(
+            not self.advantages.of_each_reward or (self.verifier.rewards is not None and not by_sum),
+            "GroupAdvantages.of_each_reward needs Verifier.rewards, and neither Verifier.overlong_share, Verifier.format, "
+            "DynamicSampling.max_rounds nor Environment.reward = 'environment', which go by the sum of the rewards",
+        )
         require(
             not graded_there or self.verifier.format is None,
             "Verifier.format needs Environment.reward = 'verifier': an environment's grade knows no format",

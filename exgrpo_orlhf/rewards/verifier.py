@@ -118,6 +118,13 @@ class Verifier:
             self.function is None and self.kind in (Verifier.kind, *self.parts),
             f"Verifier.rewards = {weights!r}: Verifier.kind and Verifier.function would be one more, put them in",
         )
+        kinds = {part.kind for part in self.parts.values()}
+        require(
+            ("function" in kinds or (self.tool is None and self.gets is None))
+            and ("http" in kinds or not self._urls()),
+            f"Verifier.tool and .gets are of functions, Verifier.url is of 'http': Verifier.rewards = {weights!r} has no "
+            "such reward",
+        )
         require(
             self.success_by in (None, *self.parts),
             f"Verifier.success_by = {self.success_by!r} is none of Verifier.rewards: {', '.join(self.parts)}",
@@ -182,8 +189,8 @@ class Verifier:
                 except ValueError as error:
                     raise ValueError(f"the question {each.prompt!r:.80} of {each.source!r}: {error}") from error
             elif self.kind not in ("function", "http") and not self.kind.startswith("math"):
-                several = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {each.answer_text:.80}"
-                require(not isinstance(each.answer, tuple), several)
+                golds = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {each.answer_text:.80}"
+                require(not isinstance(each.answer, tuple), golds)
 
     def grade(self, question: Question, response: Written | str) -> Grade:
         """Grade one response. Blocks for little more than `timeout` at most, or three times that for a text (math,

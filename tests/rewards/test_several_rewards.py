@@ -97,6 +97,8 @@ def test_a_required_format_makes_the_sum_0_and_no_success(functions):
         ({"rewards": {"a.py:f": 1.0, "b.py:f": 1.0}}, "two rewards are called 'f'"),
         ({"success_by": "math"}, "Verifier.rewards, which is not set"),
         ({"rewards": {"http": 1.0}}, "Verifier.url"),
+        ({"rewards": {"math": 1.0}, "url": "http://a/b"}, "such reward"),
+        ({"rewards": {"math": 1.0}, "gets": "batch"}, "such reward"),
     ],
 )
 def test_what_cannot_be_summed_is_refused(settings, message):

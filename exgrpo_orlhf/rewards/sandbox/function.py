@@ -143,7 +143,9 @@ def grading(
     absent = required - known - set(required if columns is None else columns)
     if absent:
         raise ValueError(no_column.format(", ".join(sorted(absent))))
-    calls = form.calls if form.calls == "response" else gets or form.calls
+    if gets is not None and form.calls == "response":
+        raise ValueError(f"Verifier.gets = {gets!r}, but {where!r} takes one response at a time; {_ACCEPTED}")
+    calls = gets or form.calls
     line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
     place = f"{file.name}, line {line}" if line else file.name
 
