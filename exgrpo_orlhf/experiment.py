@@ -78,7 +78,7 @@ class Experiment:
         )
         require(
             not self.advantages.of_each_reward or (self.verifier.rewards is not None and not by_sum),
-            "GroupAdvantages.of_each_reward needs Verifier.rewards, and neither Verifier.overlong_share, Verifier.format, "
+            "GroupAdvantages.of_each_reward needs Verifier.rewards, and neither Verifier.overlong_share, .format, "
             "DynamicSampling.max_rounds nor Environment.reward = 'environment', which go by the sum of the rewards",
         )
         require(

@@ -122,7 +122,7 @@ class Verifier:
         require(
             ("function" in kinds or (self.tool is None and self.gets is None))
             and ("http" in kinds or not self._urls()),
-            f"Verifier.tool and .gets are of functions, Verifier.url is of 'http': Verifier.rewards = {weights!r} has no "
+            f"Verifier.tool and .gets are of functions, .url of 'http': Verifier.rewards = {weights!r} has no "
             "such reward",
         )
         require(
