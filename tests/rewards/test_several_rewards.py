@@ -162,3 +162,25 @@ def test_a_run_trains_on_several_logs_each_and_resumes_to_the_same_bits(each, wa
     assert results["benchmarks"]["validation"]["verifier"] == "modular_chain"
     shown = [json.loads(line) for line in (straight / "rollouts.jsonl").read_text().splitlines()]
     assert "'rewards': {'modular_chain':" in str(shown)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "Verifier.format = 'boxed'",
+        "Verifier.overlong_share = 0.5",
+        "DynamicSampling.max_rounds = 1",
+        "Environment.path = 'chain_calculator.py'",
+    ],
+)
+def test_what_goes_by_the_sum_is_refused_with_advantages_of_each(more, warm_model, tmp_path):
+    bindings = ["Verifier.rewards = {'modular_chain': 1.0}", "GroupAdvantages.scale_by_std = True"]
+    bindings += ["GroupAdvantages.of_each_reward = True", "Environment.stop = ('=',)", more]
+    with pytest.raises(ValueError, match="of_each_reward needs Verifier.rewards, and neither"):
+        train_small(warm_model, tmp_path / "run", *bindings)
+
+
+def test_a_function_that_takes_one_response_cannot_get_a_batch(functions):
+    verifier = Verifier("function", f"{functions}:polite", gets="batch")
+    with pytest.raises(GradingError, match="takes one response at a time"):
+        verifier.check([QUESTION])
