@@ -208,21 +208,21 @@ def written(
     environment: Environment | None,
 ) -> Written:
     """As a verifier gets it: a response; of an episode what the policy wrote, a line for each turn, or all of it where
-    Environment.reward says so. prompt: its text and token ids"""
-
-    def read() -> tuple[str, str]:
-        text, ids = prompt()
-        query = str(tokenizer.decode([*ids, *rollout.token_ids.tolist()], skip_special_tokens=False))
-        begin = tokenizer.bos_token or ""  # where encoding adds it: a query begins with its prompt
-        return text, query if text.startswith(begin) else query.removeprefix(begin)
+    Environment.reward says so; the sequence and the token ids likewise. prompt: its text and token ids"""
 
     parts = [rollout.token_ids]
     if rollout.actions is not None and not (environment and environment.reward == "verifier_with_observations"):
         parts = np.split(rollout.token_ids, np.flatnonzero(np.diff(rollout.actions)) + 1)[not rollout.actions[0] :: 2]
+    token_ids = np.concatenate(parts).tolist()
+
+    def read() -> tuple[str, str]:
+        text, ids = prompt()
+        query = str(tokenizer.decode([*ids, *token_ids], skip_special_tokens=False))
+        begin = tokenizer.bos_token or ""  # where encoding adds it: a query begins with its prompt
+        return text, query if text.startswith(begin) else query.removeprefix(begin)
+
     text = "\n".join(response_text(tokenizer, part.tolist()) for part in parts)
-    return Written(
-        text, in_thought, read, rollout.token_ids.tolist(), None if rollout.actions is None else rollout.turns
-    )
+    return Written(text, in_thought, read, token_ids, None if rollout.actions is None else rollout.turns)
 
 
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:

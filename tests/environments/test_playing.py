@@ -163,7 +163,11 @@ def test_a_verifier_grades_what_the_policy_wrote_and_the_observations_only_if_it
     assert max(one.turns for one in rollouts) > 1
     for question, one in [(group.question, one) for group in groups for one in group.rollouts]:
         engine.player.environment = environment
-        assert engine.written(question, one).text == "\n".join(text for mine, text in parts(engine, one) if mine)
+        written = engine.written(question, one)
+        assert written.text == "\n".join(text for mine, text in parts(engine, one) if mine)
+        assert written.token_ids == one.token_ids[one.actions].tolist()
+        prompt, query = written.read()
+        assert query == prompt + engine.tokenizer.decode(written.token_ids), "a function sees no observation either"
         engine.player.environment = replace(environment, reward="verifier_with_observations")
         assert engine.written(question, one).text == engine.decode(one.token_ids) != ""
 

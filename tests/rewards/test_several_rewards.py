@@ -176,7 +176,7 @@ def test_a_run_trains_on_several_logs_each_and_resumes_to_the_same_bits(each, wa
 def test_what_goes_by_the_sum_is_refused_with_advantages_of_each(more, warm_model, tmp_path):
     bindings = ["Verifier.rewards = {'modular_chain': 1.0}", "GroupAdvantages.scale_by_std = True"]
     bindings += ["GroupAdvantages.of_each_reward = True", "Environment.stop = ('=',)", more]
-    with pytest.raises(ValueError, match="of_each_reward needs Verifier.rewards, and neither"):
+    with pytest.raises(ValueError, match=r"of_each_reward needs Verifier\.rewards, and neither"):
         train_small(warm_model, tmp_path / "run", *bindings)
 
 
