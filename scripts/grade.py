@@ -2,7 +2,6 @@
 """Grade responses against gold answers, without a model: test cases of a grader, or saved generations again.
 
     python scripts/grade.py --kind math --in cases.jsonl --out verdicts.jsonl
-
     python scripts/grade.py --function style.py:brief --in cases.jsonl --out rewards.jsonl --against trl
     python scripts/grade.py --rewards "{'math': 1.0, 'style.py:brief': 0.2}" --in cases.jsonl --out rewards.jsonl
 
