@@ -30,10 +30,7 @@ MICRO_BATCH_TOKENS = 128  # of dynamic batches; the rows of a step on a rank are
 ROWS = 24  # fewest rows of an optimiser step on a rank
 TIMEOUT = 600.0  # seconds, the longest OpenRLHF.timeout
 REWARD = "reward.py"
-_ALGORITHM = (  # classes
-    *("ReplayMixer", "ReplayBuffer", "RetirementPolicy", "QuestionSampler", "DifficultyBuckets", "TrajectorySelector"),
-    *("DynamicSampling", "FreshSampler", "GroupAdvantages"),
-)
+_LAYOUT = ("train", "OpenRLHF", "LoRA", "Sampling", "Optimizer", "MixedPolicyLoss")  # what is examined as bound
 _REWARD = """import zlib
 
 
@@ -131,32 +128,32 @@ def _layers(bound: PretrainedConfig, settings: Collection[Sequence[Any]]) -> int
 
 
 def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Path) -> tuple[Experiment, Experiment]:
-    """The bound experiment on the small model, with questions and rewards made here, twice: with the bound batch size
-    and OpenRLHF flags, and with those that the small model needs.
+    """The bound experiment with the small model, and what is examined: base.gin's algorithm on the bound layout, with
+    the batch size and OpenRLHF flags that the small model needs.
 
     model: where `make_model` writes the model, with the reward function beside it
     Raises ConfigError, and ValueError for an experiment of another engine.
     """
-    small = [
+    sources = [
         "Work.model = @PretrainedModel()",
         f"PretrainedModel.path = {str(model)!r}",
         "Work.questions = @ModularChains()",
         "Work.validation = None",
-        "Work.experience = None",
+        f"MAX_RESPONSE_TOKENS = {RESPONSE}",
+    ]
+    as_bound = config.load(["base.gin", *files], [*overrides, *sources])
+    if as_bound.openrlhf is None:
+        raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
+    # A run with another algorithm may have no group with a signal in a batch of a small random model.
+    bindings = [f"{name} = {value}" for name, value in as_bound.params.items() if name.partition(".")[0] in _LAYOUT]
+    bindings += [
+        *sources,
         "ModularChains.operands = (3, 4)",
+        "ReplayMixer.start_at_accuracy = None",
         "Verifier.kind = 'function'",
         f"Verifier.function = {str(model.parent / REWARD)!r}",
-        "Verifier.format = None",
-        "Verifier.tool = None",
-        "Verifier.gets = None",
-        "Verifier.rewards = None",
-        "Verifier.success_by = None",
-        "GroupAdvantages.of_each_reward = False",
         "Prompts.template = 'plain'",
-        "Prompts.system = None",
-        "Prompts.chat_template_from = None",
         f"Prompts.max_tokens = {PROMPT}",
-        f"MAX_RESPONSE_TOKENS = {RESPONSE}",
         f"Sampling.max_response_tokens = {RESPONSE}",
         # One update moves many bfloat16 weights: a sync that does nothing is seen.
         "Optimizer.learning_rate = 1e-4",
@@ -169,14 +166,8 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         "train.save_every = 1",
         "Tracking.enabled = False",
     ]
-    # Of a run with another algorithm the small one may have no group with a signal.
-    base = config.load(["base.gin"], small).params
-    small += [f"{name} = {value}" for name, value in base.items() if name.partition(".")[0] in _ALGORITHM]
-    small += ["ReplayMixer.start_at_accuracy = None"]
-    bindings = [*overrides, *small]
-    experiment = config.load(["base.gin", *files], bindings)
-    if experiment.openrlhf is None:
-        raise ValueError("the doctor examines layouts of OpenRLHF: add one, --gin gin/engines/openrlhf_….gin")
+    experiment = config.load(["base.gin"], bindings)
+    assert experiment.openrlhf is not None
     flags, more = experiment.openrlhf.all_flags(), dict(experiment.openrlhf.more_flags)
     if experiment.settings.generate_ahead:
         bindings.append("train.steps = 3")  # the second step's batch is planned before anything is stored
@@ -196,4 +187,4 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         f"train.questions_per_step = {count}",
         f"ModularChains.count = {8 * count}",
     ]
-    return experiment, config.load(["base.gin", *files], bindings)
+    return as_bound, config.load(["base.gin"], bindings)
