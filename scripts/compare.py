@@ -20,6 +20,11 @@ from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import write
 from exgrpo_orlhf.paths import WORKPLACE
 
+DYNAMICS = (  # of the paper's Figs. 4 to 8: reward, length, entropy, buffered, retired, replayed
+    *("reward/pass_at_1", "rollout/response_tokens", "policy/entropy_fresh"),
+    *("replay/candidates", "replay/retired", "replay/actual_share"),
+)
+
 
 def main() -> int:
     arguments = _parser().parse_args()
@@ -31,7 +36,7 @@ def main() -> int:
     from exgrpo_orlhf.study.store import Store, StoreError
 
     uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{WORKPLACE / 'mlflow.db'}"
-    metrics = list(dict.fromkeys(arguments.metric or ["eval/greedy_accuracy"]))
+    metrics = list(dict.fromkeys(arguments.metric or (DYNAMICS if arguments.dynamics else ["eval/greedy_accuracy"])))
     try:
         store = Store(uri, config.variant_of)
         selection = store.select(arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
@@ -73,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--metric", action="append", metavar="NAME", help="repeatable; higher is better (default eval/greedy_accuracy)"
     )
+    parser.add_argument("--dynamics", action="store_true", help="how training went, instead of --metric: see DYNAMICS")
     parser.add_argument("--baseline", metavar="VARIANT", help="the others are compared with it, seed by seed")
     parser.add_argument(
         "--filter", metavar="TEXT", help="further, in MLflow's language: \"params.`train.steps` = '200'\""

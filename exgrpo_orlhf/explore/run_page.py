@@ -82,10 +82,10 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
     step, folder = max(saved.items())
     buffer = ReplayBuffer(RetirementPolicy())
     snapshot.load(folder / "replay", buffer, snapshot.fingerprint(folder / "replay"))
-    return page(read(run, buffer, step, questions, _decoder(folder)), run_name(run.resolve()), notes)
+    return page(read(run, buffer, step, questions, decoder(folder)), run_name(run.resolve()), notes)
 
 
-def _decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:
+def decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:
     tokenizer = tokenizer_file.load(checkpoint)
     return lambda ids: response_text(tokenizer, ids.tolist())
 

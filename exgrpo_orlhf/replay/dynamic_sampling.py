@@ -144,12 +144,12 @@ class DynamicSampling:
         if not self.masks:
             return batch
         rows = [
-            rows if self._in_range(graded) else [replace(row, advantage=0.0, in_loss=False) for row in rows]
+            rows if self.in_range(graded) else [replace(row, advantage=0.0, in_loss=False) for row in rows]
             for rows, graded in zip(batch.rows, rewards, strict=True)
         ]
         return replace(batch, rows=rows)
 
-    def _in_range(self, rewards: Sequence[float]) -> bool:
+    def in_range(self, rewards: Sequence[float]) -> bool:
         """Whether the mean of these rewards lies between the bounds; of none it is 0."""
         low, high = self.min_reward, self.max_reward
         value = sum(rewards) / len(rewards) if rewards else 0.0
@@ -160,4 +160,4 @@ class DynamicSampling:
         rewards = completed.rewards
         if are_equal(rewards):
             return 1
-        return 0 if self._in_range(rewards) else 2
+        return 0 if self.in_range(rewards) else 2
