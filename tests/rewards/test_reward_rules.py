@@ -113,9 +113,9 @@ def test_kinds_that_are_graded_in_this_process(rule, kind, prompt, gold, respons
 
 
 def test_the_page_s_own_functions_give_the_rewards_they_are_for(tmp_path):
-    """The block of docs/rewards.md, function by function."""
-    text = (ROOT / "docs/rewards.md").read_text()
-    block = text.split("## Your own function")[1].split("```")[1]
+    """The block of docs/reward_functions.md, function by function."""
+    text = (ROOT / "docs/reward_functions.md").read_text()
+    block = text.split("```")[1]
     path = tmp_path / "reward.py"
     path.write_text(block)
     question = Question.make("t", "Is it 42? ", "42", {"solution": "42"})

@@ -298,8 +298,8 @@ def installed(tool: str) -> bool:
     return True
 
 
-PAGE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("### Try a reward before a run\n")[1].split("\n#")[0]
+PAGE = (ROOT / "docs" / "reward_functions.md").read_text(encoding="utf-8")
+SECTION = PAGE.split("## Try a reward before a run\n")[1].split("\n#")[0]
 LINES, COMMANDS, PRINTED = re.findall(r"^```\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
 REWARDS = {"openrlhf": [1, 0, 0], "trl": [1, 1, 0], "verl": [1, 1, 0]}
 
