@@ -17,10 +17,10 @@ from statistics import median
 from .. import checkpoints
 from ..evaluation.results_table import aligned
 from ..experiment import Experiment
-from ..files import locked
 from ..progress import evaluations_left, score_name
 from ..settings import ConfigError
 from ..tracking.metrics_log import MetricsLog
+from ..tracking.tracker import arrived
 from .suite import Variant
 
 
@@ -53,6 +53,10 @@ class StudyRun:
             return False
         checkpoints.read_state(saved[max(saved)], self.identity)
         return max(saved) >= self.steps
+
+    def sent(self, uri: str) -> bool:
+        """Whether all of the run has arrived in MLflow at this address."""
+        return arrived(self.folder / "metrics.jsonl", uri)
 
     def failure(self) -> int | None:
         """The exit status with which this configuration failed; None if it did not fail."""
@@ -186,12 +190,3 @@ def _cell(run: StudyRun, finished: Collection[str], progress: RunProgress) -> st
     if run.failure() is not None:
         return "failed"
     return f"{progress.step}/{run.steps}" if progress.step > 0 else "–"
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a process trains in this folder (checkpoints.claim)."""
-    try:
-        with locked(folder / ".lock", wait=False):
-            return False
-    except BlockingIOError:
-        return True

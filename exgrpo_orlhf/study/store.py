@@ -22,7 +22,6 @@ from ..redaction import without_password
 from ..tracking.client import all_runs, connect, sqlite_file
 from .comparison import count, first_few, named_by_settings, newest
 from .curve import Array, Curve, Params, TrackedRun
-from .parent import PLANNED, SUITE_TAG
 
 PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
 AT_ONCE = 8  # histories
@@ -71,12 +70,6 @@ class Store:
         if strange := [run.info for run in unnamed if any(metric in run.data.metrics for metric in metrics)]:
             names = first_few([f"{info.run_name} ({info.run_id})" for info in strange])
             notes.append(f"left out, because they have no variant (tag variant or gin) or no seed: {names}")
-        tags = [tag for run in unnamed for tag in run.data.tags.items() if tag[0].startswith(PLANNED)]
-        planned = {f"{name.removeprefix(PLANNED)}/seed{seed}" for name, seeds in tags for seed in seeds.split()}
-        if lacking := sorted(planned - {f"{run.variant}/seed{run.seed}" for run in listed}):
-            notes.append(
-                f"planned, and not in MLflow: {first_few(lacking)}; the group's command of scripts/ablate.py runs them"
-            )
         incomplete = [run for run in listed if run.status != "FINISHED"]
         if incomplete and unfinished:
             statuses = Counter(run.status for run in incomplete)
@@ -106,18 +99,14 @@ class Store:
         return {metric: [_curve(run, metric, histories) for run in runs if metric in run.metrics] for metric in metrics}
 
     def _runs(self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> list[Any]:
-        """The runs of MLflow that pass the filter, at least one, and the group's parents; without a group and with none
-        of the metrics, all."""
+        """The runs of MLflow that pass the filter, at least one; without a group and with none of the metrics, all."""
         where, clauses = self._experiment(experiment), [more] if more else []
         if group is None:  # MLflow's filters have no "or", and this is the only way to say "has"
             queries = [[*clauses, f'metrics."{metric}" >= -1.7976931348623157e308'] for metric in metrics]
         else:
             quote = '"' if "'" in group else "'"
-            queries = [[*clauses, f"tags.`group` = {quote}{group}{quote}"]]
+            queries = [[*clauses, f"tags.`group` = {quote}{group}{quote}", "tags.`variant` LIKE '%'"]]
         runs = {run.info.run_id: run for each in queries for run in self._pages(where, " and ".join(each))}
-        if group is not None:
-            of_group = [run for run in runs.values() if run.data.tags.keys() & {"variant", SUITE_TAG}]
-            runs = {run.info.run_id: run for run in of_group if any("variant" in one.data.tags for one in of_group)}
         if runs:
             return list(runs.values())
         if group is None:

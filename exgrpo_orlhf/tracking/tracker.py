@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..files import write
 from ..metric_names import check_name
 from ..questions.reading import fingerprint
 from ..records import Question
@@ -93,6 +94,7 @@ class MlflowTracker:
         self._closing = threading.Event()
         if self.enabled:
             self._tags = {**{name: str(redacted(name, value)) for name, value in tags.items()}, LOG_TAG: log.identity}
+            _arrived(log.path).unlink(missing_ok=True)
             load()  # here, in the main thread
             self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
             self._thread.start()
@@ -123,8 +125,10 @@ class MlflowTracker:
                 *(without_password(self._uri), steps, self._log.path, len(self._artifacts)),
                 self._failure or f"not done within {timeout:g} s",
             )
-        else:
-            logger.info("look at it: %s", page(self._uri, self._experiment))
+            return
+        if status == "FINISHED":
+            write(_arrived(self._log.path), without_password(self._uri) + "\n")
+        logger.info("look at it: %s", page(self._uri, self._experiment))
 
     def _work(self) -> None:
         while True:
@@ -241,6 +245,16 @@ class MlflowTracker:
         experiment = experiment_id(self._client, self._uri, self._settings.experiment)
         begun = tagged_run(self._client, [experiment], LOG_TAG, self._tags[LOG_TAG])
         return begun or self._client.create_run(experiment, self._started, self._tags, self._run_name)
+
+
+def arrived(log: Path, uri: str) -> bool:
+    """Whether MLflow at this address has all of a finished run with this metrics.jsonl: `metrics.arrived` names it."""
+    path = _arrived(log)
+    return path.exists() and path.read_text(encoding="utf-8").strip() == without_password(uri)
+
+
+def _arrived(log: Path) -> Path:
+    return log.with_suffix(".arrived")
 
 
 def _param_text(value: Any) -> str:
