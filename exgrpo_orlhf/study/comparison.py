@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..evaluation.plots import short
-from .curve import AXES, Array, Curve, Params, TrackedRun, band, common_range
-from .seeds import Mean, holm, mean, paired
+from ..show.bootstrap import Array
+from ..show.seeds import Mean, holm, mean, paired
+from ..show.tables import count, first_few, short
+from .curve import AXES, Curve, Params, TrackedRun, band, common_range
 
 # What is measured of every run and compared, in the metric's unit: (key, heading).
 MEASURES = (
@@ -245,16 +246,5 @@ def newest(runs: Iterable[TrackedRun]) -> tuple[list[TrackedRun], list[str]]:
     return chosen, notes
 
 
-def count(runs: int | Sequence[object]) -> str:
-    """'1 run', '2 runs'"""
-    number = runs if isinstance(runs, int) else len(runs)
-    return f"{number:,} run{'' if number == 1 else 's'}"
-
-
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
-def first_few(names: Sequence[str], most: int = 6) -> str:
-    """The first names, and the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

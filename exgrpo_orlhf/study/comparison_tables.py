@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import NamedTuple
 
-from ..evaluation.results_table import NONE, aligned, markdown_table
+from ..show.seeds import EXACT_UP_TO, Mean
+from ..show.tables import NONE, Table, aligned, csv_text, difference, markdown_table, p_value, plus_minus
 from .comparison import COSTS, MEASURES, Comparison
-from .seeds import EXACT_UP_TO, Mean
 
 UNITS = {"tokens": ("million tokens", 1e6), "seconds": ("minutes", 60.0), "steps": ("steps", 1.0)}
 VALUES = (
@@ -18,38 +15,6 @@ VALUES = (
     *("p", "p_holm", "p_exact", "collapsed", "engine", "run", "name"),
 )
 CURVES = ("metric", "variant", "seed", "step", "tokens", "seconds", "value", "run")
-
-
-class Table(NamedTuple):
-    """A table of plain text. The first `left` columns are flush left."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int
-
-
-def number(value: float, like: float | None = None, sign: str = "") -> str:
-    """A number with 3 decimals below 10, 1 below 1000, else none. like: the number whose magnitude decides"""
-    size = abs(value if like is None else like)
-    return f"{value:{sign}z,.{3 if size < 10 else 1 if size < 1000 else 0}f}"
-
-
-def plus_minus(mean: Mean | None, unit: float = 1.0) -> str:
-    if mean is None:
-        return NONE
-    half = "" if mean.bounds is None else f" ± {number((mean.value - mean.bounds[0]) / unit, mean.value / unit)}"
-    return number(mean.value / unit) + half
-
-
-def difference(mean: Mean) -> tuple[str, str]:
-    """(value, interval), with their signs."""
-    bounds = [number(bound, mean.value, "+") for bound in mean.bounds or ()]
-    return number(mean.value, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
-
-
-def p_value(p: float | None) -> str:
-    return NONE if p is None else "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -162,12 +127,3 @@ def curves_csv(comparisons: Sequence[Comparison]) -> str:
                 point = dict(zip(("tokens", "seconds", "value"), map(float, numbers), strict=True))
                 rows.append({**run, "run": curve.run.id, "step": int(step), **point})
     return csv_text(CURVES, rows)
-
-
-def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
-    """A CSV file with these columns; a cell that is missing, None or NaN is empty."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, head, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: cell for name, cell in row.items() if cell == cell} for row in rows)  # NaN is not itself
-    return out.getvalue()

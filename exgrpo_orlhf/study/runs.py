@@ -15,12 +15,13 @@ from pathlib import Path
 from statistics import median
 
 from .. import checkpoints
-from ..evaluation.results_table import aligned
 from ..experiment import Experiment
 from ..progress import evaluations_left, score_name
+from ..redaction import without_password
 from ..settings import ConfigError
+from ..show.tables import aligned
 from ..tracking.metrics_log import MetricsLog
-from ..tracking.tracker import arrived
+from ..tracking.tracker import ARRIVED
 from .suite import Variant
 
 
@@ -56,7 +57,8 @@ class StudyRun:
 
     def sent(self, uri: str) -> bool:
         """Whether all of the run has arrived in MLflow at this address."""
-        return arrived(self.folder / "metrics.jsonl", uri)
+        path = self.folder / ARRIVED
+        return path.exists() and path.read_text(encoding="utf-8") == without_password(uri)
 
     def failure(self) -> int | None:
         """The exit status with which this configuration failed; None if it did not fail."""

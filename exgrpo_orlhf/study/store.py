@@ -8,8 +8,8 @@ endpoint of its servers is made for their web page and silently cuts at 25,000 v
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from ..redaction import without_password
+from ..show.tables import count, first_few
 from ..tracking.client import all_runs, connect, sqlite_file
-from .comparison import count, first_few, named_by_settings, newest
-from .curve import Array, Curve, Params, TrackedRun
+from .comparison import named_by_settings, newest
+from .curve import SECONDS, TOKENS, Curve, History, Params, TrackedRun, curve_of
 
 PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
 AT_ONCE = 8  # histories
-TOKENS, SECONDS = "cost/generated_tokens", "time/step"
 
 
 class StoreError(ValueError):
@@ -94,9 +94,14 @@ class Store:
         names = dict.fromkeys((*metrics, TOKENS, SECONDS))
         wanted = [(run, name) for run in runs for name in names if name in run.metrics]
         with self._one_line_errors(), ThreadPoolExecutor(AT_ONCE) as threads:
-            read = threads.map(lambda each: self._history(*each), wanted)
-            histories = {(run.id, name): history for (run, name), history in zip(wanted, read, strict=True)}
-        return {metric: [_curve(run, metric, histories) for run in runs if metric in run.metrics] for metric in metrics}
+            read = threads.map(self._history, *zip(*wanted, strict=True))
+            histories: dict[str, dict[str, History]] = defaultdict(dict)
+            for (run, name), history in zip(wanted, read, strict=True):
+                histories[run.id][name] = history
+        return {
+            metric: [curve_of(run, metric, histories[run.id]) for run in runs if metric in run.metrics]
+            for metric in metrics
+        }
 
     def _runs(self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> list[Any]:
         """The runs of MLflow that pass the filter, at least one; without a group and with none of the metrics, all."""
@@ -132,8 +137,8 @@ class Store:
     def _pages(self, where: str, clauses: str) -> Iterator[Any]:
         return all_runs(self._client, where, clauses, PAGE)
 
-    def _history(self, run: TrackedRun, name: str) -> tuple[Array, Array]:
-        """(steps, values), (N,) each, with increasing steps; of several values at a step the latest one."""
+    def _history(self, run: TrackedRun, name: str) -> History:
+        """Of several values at a step the latest one."""
         logged = self._client.get_metric_history(run.id, name)
         at = {each.step: each.value for each in sorted(logged, key=lambda each: (each.step, each.timestamp))}
         for step, value in at.items():
@@ -169,21 +174,6 @@ class Store:
         except (MlflowException, SQLAlchemyError, OSError) as error:
             first = str(error).strip().partition("\n")[0][:300].replace(self._uri, self.uri)
             raise StoreError(f"MLflow at {self.uri}: {first}") from error
-
-
-def _curve(run: TrackedRun, metric: str, histories: Mapping[tuple[str, str], tuple[Array, Array]]) -> Curve:
-    """histories: (id of the run, metric) -> (steps, values)"""
-    steps, values = histories[run.id, metric]
-    tokens = seconds = np.full(len(steps), np.nan)
-    if generated := histories.get((run.id, TOKENS)):
-        at, total = generated
-        if at[0] <= steps[0] <= steps[-1] <= at[-1]:  # interpolated; a resumed run may repeat steps, but never falls
-            tokens = np.interp(steps, at, np.maximum.accumulate(total))
-    if spent := histories.get((run.id, SECONDS)):
-        at, each = spent
-        if steps[-1] <= at[-1]:  # the sum of the times of all steps up to each of these
-            seconds = np.concatenate([[0.0], np.cumsum(each)])[np.searchsorted(at, steps, side="right")]
-    return Curve(run, steps, values, tokens, seconds, metric)
 
 
 def _metric_names(metric: str, present: Counter[str]) -> str:

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
 KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
+ARRIVED = "metrics.arrived"  # in a run's folder: the address of the MLflow that has all of the finished run
 SYSTEM_SECONDS = 10.0  # between two measurements of the machine
 SOURCES = 3  # that a dataset's name lists
 NAME_LENGTH = 500  # characters of a dataset's name; MLflow refuses a longer one
@@ -94,7 +95,7 @@ class MlflowTracker:
         self._closing = threading.Event()
         if self.enabled:
             self._tags = {**{name: str(redacted(name, value)) for name, value in tags.items()}, LOG_TAG: log.identity}
-            _arrived(log.path).unlink(missing_ok=True)
+            log.path.with_name(ARRIVED).unlink(missing_ok=True)
             load()  # here, in the main thread
             self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
             self._thread.start()
@@ -127,7 +128,7 @@ class MlflowTracker:
             )
             return
         if status == "FINISHED":
-            write(_arrived(self._log.path), without_password(self._uri) + "\n")
+            write(self._log.path.with_name(ARRIVED), without_password(self._uri))
         logger.info("look at it: %s", page(self._uri, self._experiment))
 
     def _work(self) -> None:
@@ -245,16 +246,6 @@ class MlflowTracker:
         experiment = experiment_id(self._client, self._uri, self._settings.experiment)
         begun = tagged_run(self._client, [experiment], LOG_TAG, self._tags[LOG_TAG])
         return begun or self._client.create_run(experiment, self._started, self._tags, self._run_name)
-
-
-def arrived(log: Path, uri: str) -> bool:
-    """Whether MLflow at this address has all of a finished run with this metrics.jsonl: `metrics.arrived` names it."""
-    path = _arrived(log)
-    return path.exists() and path.read_text(encoding="utf-8").strip() == without_password(uri)
-
-
-def _arrived(log: Path) -> Path:
-    return log.with_suffix(".arrived")
 
 
 def _param_text(value: Any) -> str:

@@ -32,6 +32,7 @@ from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, Question, RolloutGroup, Trajectory
 from ..replay import Plan, ReplayBuffer, TrajectorySelector, snapshot
 from ..replay.selection import NEWEST
+from ..show import training_curves
 from ..stopping import Stop
 from ..tracking.decisions import DecisionLog, ScoredTrajectories, StepRecord
 from ..tracking.metrics_log import MetricsLog
@@ -328,11 +329,9 @@ class TrainingRun:
         self.page.refresh(self.buffer, self.steps)
 
     def _draw(self) -> None:
-        from ..evaluation import curves  # matplotlib, half a second that no other command should wait for
-
         path = self.folder / "curves.png"
         try:
-            curves.plot({run_name(self.folder): curves.read(self.folder)}, path)
+            training_curves.plot({run_name(self.folder): list(self.metrics.rows())}, path)
         except (OSError, ValueError, RuntimeError) as error:  # the run is done and saved: a picture must not fail it
             log.warning("%s could not be drawn: %s", path, error)
             return

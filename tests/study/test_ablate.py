@@ -268,13 +268,13 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
 @pytest.mark.slow
 def test_the_runs_of_a_grid_are_in_mlflow_by_names_that_it_takes(warm_model, sqlite, tmp_path):
     """The name of a grid's variant has a '=', which MLflow takes in the values of tags, and not in their names."""
-    grid = ["--gin", "toy.gin", "--grid", "Optimizer.learning_rate=1e-4,2e-4", "--group", "rates", "--jobs", "2"]
+    grid = ["--gin", "toy.gin", "--grid", "MixedPolicyLoss.beta=0.2,0.3", "--group", "betas", "--jobs", "2"]
     one_step = ["--set", "train.steps = 1"]
     assert ablate(sqlite, *grid, *words(warm_model, tmp_path / "out"), *one_step) == 0
-    variants = ["toy-learning_rate=1e-4", "toy-learning_rate=2e-4"]
+    variants = ["toy-beta=0.2", "toy-beta=0.3"]
     assert sorted(run.data.tags["variant"] for run in tracked_runs(sqlite)) == variants
     assert all(run.info.status == "FINISHED" for run in tracked_runs(sqlite))
-    assert script("compare", "--uri", sqlite, "--group", "rates", "--metric", "reward/mean") == 0
+    assert script("compare", "--uri", sqlite, "--group", "betas", "--metric", "reward/mean") == 0
 
 
 def runner(model: Path, out: Path, script: str, variants: int) -> Runner:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from exgrpo_orlhf.evaluation import curves, plots
+from exgrpo_orlhf.show import training_curves as curves
 
 
 @pytest.mark.parametrize(("steps", "tokens"), [(3, 900), (60, 11_000), (20_000, 15), (20_000, 7_000_000)])  # of a step
@@ -16,8 +16,8 @@ def test_labels_of_the_ticks_do_not_overlap(steps, tokens, tmp_path, monkeypatch
         rows.append({"step": step, "cost/generated_tokens": step * tokens, curves.ACCURACY: step / steps})
         rows[-1] |= {"reward/mean": 0.1, "replay/actual_share": 0.5, "replay/retired": 3 * step}
     figures = []
-    png = plots.Drawing.png
-    monkeypatch.setattr(plots.Drawing, "png", lambda self: figures.append(self.figure) or png(self))
+    png = curves.png
+    monkeypatch.setattr(curves, "png", lambda figure: figures.append(figure) or png(figure))
     curves.plot({"run": sorted(rows, key=lambda row: row["step"])}, tmp_path / "curves.png")
     for axes in figures[0].axes:
         for axis in (axes.xaxis, axes.yaxis):
