@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from exgrpo_orlhf import terminal
+from exgrpo_orlhf.files import write
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 
 RUNS = {"ExGRPO": ["quickstart.gin"], "on-policy": ["quickstart.gin", "baselines/on_policy.gin"]}
@@ -49,8 +50,7 @@ def main() -> int:
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.redaction import without_password
-    from exgrpo_orlhf.show.training_curves import ACCURACY, plot
-    from exgrpo_orlhf.study import comparison_tables
+    from exgrpo_orlhf.study import comparison_charts, comparison_tables
     from exgrpo_orlhf.study.comparison import compare
     from exgrpo_orlhf.study.curve import logged_curve
     from exgrpo_orlhf.tracking.client import address, connect, experiment_id, first_line, page
@@ -73,10 +73,10 @@ def main() -> int:
 
     rows = {name: list(MetricsLog(folder / "metrics.jsonl").rows()) for name, folder in folders.items()}
     picture = arguments.out / f"{start}-seed{arguments.seed}.png"
-    plot(rows, picture)
-    curves = [logged_curve(name, arguments.seed, of_run, ACCURACY) for name, of_run in rows.items()]
+    write(picture, comparison_charts.training_picture(rows))
+    curves = [logged_curve(name, arguments.seed, of_run, comparison_charts.ACCURACY) for name, of_run in rows.items()]
     print(f"\n3. Greedy accuracy on {len(experiment.validation.load())} validation questions\n")
-    print(comparison_tables.terminal([compare(ACCURACY, curves, "on-policy")], []) + "\n")
+    print(comparison_tables.terminal([compare(comparison_charts.ACCURACY, curves, "on-policy")], []) + "\n")
     for curve in curves:
         first, last = curve.values[0], curve.final
         times = f", {last / first:.1f} times" if first else ""

@@ -86,33 +86,16 @@ def _decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:
 
 def page(history: History, name: str, notes: Sequence[str] = ()) -> str:
     """The whole page. name: of the run; notes: what the reader should know of it, plain texts"""
-    stored = "no replay buffer"
-    if history.buffer_step is not None:
-        stored = f"the replay buffer of step {history.buffer_step:,} with {sum(history.stored):,} trajectories"
-    kinds = Counter(KINDS[kind] for kind in history.events["kind"])
-    about = (
-        f"{len(history.steps):,} steps, {len(history.ids):,} questions, {len(history.replays['step']):,} replays; "
-        f"{stored}. {kinds['retired']:,} retirements, {kinds['returned']:,} returns, {kinds['evicted']:,} evicted "
-        f"trajectories, {forgotten_by_step(history)[-1]:,} questions forgotten at the end."
-    )
-    last = history.buckets[-1]
     return filled(
         "explore.html",
         script="explore.js",
         data=packed(history),
         title=f"Experience of {name}",
-        about=about,
         notes=notes,
-        levels=[
-            (colour, f"{level}, {last[level]:,} after step {history.step:,}")
-            for level, colour in buffer_charts.LEVELS.items()
-        ],
-        buckets=buffer_charts.buckets(history),
-        spreads=buffer_charts.spreads(history),
-        replayed=buffer_charts.replayed(history),
-        lucky=buffer_charts.lucky(history),
-        forgotten=buffer_charts.forgotten(history),
-        diversity=buffer_charts.diversity(history),
+        history=history,
+        charts=buffer_charts,
+        kinds=Counter(KINDS[kind] for kind in history.events["kind"]),
+        forgotten=forgotten_by_step(history)[-1],
     )
 
 

@@ -6,14 +6,15 @@ Variants are coloured in order: 8 colours, then the same again dashed, then dott
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..progress import score_name
 from ..show.charts import LINE, PALETTE, SERIES, WIDTH, Chart, curve, dot, drawing, interval, panel, png, svg, wrapped
 from ..show.tables import plus_minus
-from .comparison import MEASURES, Comparison
+from .comparison import MEASURES, Comparison, compare
 from .comparison_tables import UNITS
-from .curve import AXES
+from .curve import AXES, logged_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 PANEL = (370, 282)  # width and height
 MARGIN = 0.04  # of an axis, on either side of what is drawn: whole dots and lines at its ends
 NAMES = {"steps": "steps", "tokens": "generated tokens", "seconds": "training time"}
+
+
+ACCURACY = "eval/greedy_accuracy"
+TRAINING = (  # title, metric and axis of the panels of a training run
+    ("Validation accuracy", ACCURACY, "steps"),
+    ("Validation accuracy", ACCURACY, "tokens"),
+    ("Reward of fresh rollouts", "reward/mean", "steps"),
+    ("Lucky guesses among correct rollouts", "reward/lucky_guess_rate", "steps"),
+    ("Share of replayed questions", "replay/actual_share", "steps"),
+    ("Retired questions", "replay/retired", "steps"),
+)
 
 
 def colour(series: int) -> str:
@@ -56,13 +68,15 @@ def ends(comparison: Comparison) -> tuple[float, float, bool]:
     return *drawn, drawn != (least, most)
 
 
-def curves(comparison: Comparison, axis: str) -> Chart | None:
-    """Learning curves of the variants; None where none can be drawn against this axis."""
-    if not any(comparison.bands[axis]):
-        return None
-    with panel(*PANEL) as (figure, axes):
-        _curves(axes, comparison, axis)
-        return svg(figure, f"{comparison.metric} against {NAMES[axis]}", "learning")
+def curves(comparison: Comparison) -> list[Chart]:
+    """Learning curves of the variants, against each axis for which there are some."""
+    charts = []
+    for axis in AXES:
+        if any(comparison.bands[axis]):
+            with panel(*PANEL) as (figure, axes):
+                _curves(axes, comparison, axis)
+                charts.append(svg(figure, f"{comparison.metric} against {NAMES[axis]}", "learning"))
+    return charts
 
 
 def _curves(axes: Axes, comparison: Comparison, axis: str) -> None:
@@ -126,12 +140,10 @@ def _finals(axes: Axes, comparison: Comparison, names: Sequence[str]) -> None:
             dot(axes, i, run.final, name, hollow=run.collapsed)
 
 
-def differences(comparison: Comparison) -> Chart | None:
-    """A panel for each measure, a row for each variant: the difference from the baseline; None without any."""
+def differences(comparison: Comparison) -> Chart:
+    """A panel for each measure, a row for each variant: the difference from the baseline."""
     compared = {difference.variant for difference in comparison.differences}
     series = {variant.name: i for i, variant in enumerate(comparison.variants) if variant.name in compared}
-    if not series:
-        return None
     names = [wrapped(name, 30) for name in series]
     rows = {name: row for row, name in enumerate(series)}
     with drawing(WIDTH, _row(names, 26) * len(names) + 70) as figure:
@@ -165,4 +177,24 @@ def picture(comparisons: Sequence[Comparison]) -> bytes:
             last.set_title("at the end, by seed")
         handles, labels = grid[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(6, most))
+        return png(figure)
+
+
+def training_picture(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
+    """A PNG: six panels of training runs, as far as they were measured. runs: by name, rows of metrics.jsonl"""
+    with drawing(936, 504) as figure:
+        panels = figure.subplots(2, 3)
+        for axes, (title, metric, axis) in zip(panels.flat, TRAINING, strict=True):
+            if metric == ACCURACY:  # sampled validation has another name
+                metric = score_name(name for rows in runs.values() for row in rows for name in row) or metric
+            curves = [
+                logged_curve(name, i, rows, metric)
+                for i, (name, rows) in enumerate(runs.items())
+                if any(metric in row for row in rows)
+            ]
+            axes.set_title(title)
+            axes.locator_params(axis="x", nbins=4)  # labels are long
+            if curves:
+                _curves(axes, compare(metric, curves, None), axis)
+        panels.flat[0].legend()
         return png(figure)

@@ -9,7 +9,7 @@ from ..show.tables import number
 from . import comparison_charts as charts
 from .comparison import Comparison, differing_settings
 from .comparison_tables import remarks, tables
-from .curve import AXES, TrackedRun
+from .curve import TrackedRun
 
 
 def page(title: str, about: str, comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
@@ -21,26 +21,15 @@ def page(title: str, about: str, comparisons: Sequence[Comparison], notes: Seque
         title=title,
         about=about,
         notes=notes,
-        metrics=[_metric(comparison) for comparison in comparisons],
+        comparisons=comparisons,
+        charts=charts,
+        tables=tables,
+        remarks=remarks,
         variants=[variant.name for variant in variants],
         settings=differing_settings(variants)[0],
         runs=runs,
         last=last,
     )
-
-
-def _metric(comparison: Comparison) -> dict[str, object]:
-    return {
-        "name": comparison.metric,
-        "notes": comparison.notes,
-        "tables": tables(comparison),
-        "remarks": remarks(comparison),
-        "marks": [(f"{charts.colour(i)} d{charts.dashes(i)}", v.name) for i, v in enumerate(comparison.variants)],
-        "clipped": charts.ends(comparison)[2],
-        "curves": [chart for axis in AXES if (chart := charts.curves(comparison, axis))],
-        "finals": charts.finals(comparison),
-        "differences": charts.differences(comparison),
-    }
 
 
 def _runs(comparisons: Sequence[Comparison]) -> tuple[list[TrackedRun], dict[str, dict[str, str]]]:

@@ -17,8 +17,8 @@ VALUES = (
 CURVES = ("metric", "variant", "seed", "step", "tokens", "seconds", "value", "run")
 
 
-def tables(comparison: Comparison) -> list[Table]:
-    """A table of what each variant reached and, with a baseline, one of the differences by measure."""
+def tables(comparison: Comparison) -> tuple[Table, Table | None]:
+    """A table of what each variant reached, and one of the differences from the baseline if there are any."""
     rows = [
         (
             variant.name + (" (baseline)" if variant.name == comparison.baseline else ""),
@@ -33,7 +33,7 @@ def tables(comparison: Comparison) -> list[Table]:
     head = ("variant", "seeds", "collapsed", *columns)
     of_variants = Table(f"{comparison.metric}: mean ± 95 % interval over seeds", head, tuple(rows), 1)
     if not comparison.differences:
-        return [of_variants]
+        return of_variants, None
     names = ("measure", "variant", "seeds", "difference", "95 % interval", "p", "p (Holm)", "p (sign flips)")
     title = f"{comparison.metric}: differences from {comparison.baseline}, seed by seed"
     rows, headings = [], dict(MEASURES)
@@ -41,7 +41,7 @@ def tables(comparison: Comparison) -> list[Table]:
         heading = headings.pop(each.measure, "")  # a measure is named in its first row
         ps = map(p_value, (each.p, each.p_holm, each.p_exact))
         rows.append((heading, each.variant, str(len(each.seeds)), *difference(each.mean), *ps))
-    return [of_variants, Table(title, names, tuple(rows), 2)]
+    return of_variants, Table(title, names, tuple(rows), 2)
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -74,7 +74,7 @@ def remarks(comparison: Comparison) -> list[str]:
 def terminal(comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
     text: list[str] = []
     for comparison in comparisons:
-        for table in tables(comparison):
+        for table in filter(None, tables(comparison)):
             text += [table.title, "", *aligned([table.head, *table.rows], left=table.left), ""]
         text += [*(f"  {remark}" for remark in remarks(comparison)), ""]
         text += [f"note: {note}" for note in comparison.notes] + ([""] if comparison.notes else [])
@@ -84,7 +84,7 @@ def terminal(comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
 def markdown(title: str, comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
     text = [f"# {title}", ""]
     for comparison in comparisons:
-        for table in tables(comparison):
+        for table in filter(None, tables(comparison)):
             text += [f"## {table.title}", "", *markdown_table(table.head, table.rows, table.left), ""]
         text += [*(f"- {remark}" for remark in (*remarks(comparison), *comparison.notes)), ""]
     # Names come from the tags of runs, and most viewers of markdown render HTML.

@@ -153,28 +153,20 @@ def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -
 
     folders: of the runs. An outage of MLflow causes one warning.
     """
-    identities = [
-        file.read_text(encoding="ascii").strip()
-        for folder in folders
-        if (file := folder / "metrics.id").exists() and not in_use(folder)
-    ]
     uri = address(settings, default_uri)
     database = sqlite_file(uri)
-    if not settings.enabled or not identities or (database and not database.is_file()):
+    files = [file for folder in folders if (file := folder / "metrics.id").exists() and not in_use(folder)]
+    if not settings.enabled or not files or (database and not database.is_file()):
         return
     try:
         client = connect(uri, create=False)
         experiment = experiment_id(client, uri, settings.experiment)
-        for identity in identities:
-            run = tagged_run(client, [experiment], LOG_TAG, identity)
+        for file in files:
+            run = tagged_run(client, [experiment], LOG_TAG, file.read_text(encoding="ascii").strip())
             if run and run.info.status == "RUNNING":
                 client.set_terminated(run.info.run_id, "KILLED")
     except Exception as error:  # of MLflow, its database or the network, of any class: nobody waits for the mark
-        log.warning(
-            "MLflow at %s: %s: runs that were killed may be called running there",
-            without_password(uri),
-            first_line(error),
-        )
+        log.warning("MLflow: %s; it may call runs running that were killed", first_line(error))
 
 
 def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:

@@ -6,19 +6,19 @@ from itertools import pairwise
 
 import pytest
 
-from exgrpo_orlhf.show import training_curves as curves
+from exgrpo_orlhf.study import comparison_charts
 
 
 @pytest.mark.parametrize(("steps", "tokens"), [(3, 900), (60, 11_000), (20_000, 15), (20_000, 7_000_000)])  # of a step
 def test_labels_of_the_ticks_do_not_overlap(steps, tokens, tmp_path, monkeypatch):
     rows = []
     for step in {0, 1, steps // 2, steps}:
-        rows.append({"step": step, "cost/generated_tokens": step * tokens, curves.ACCURACY: step / steps})
+        rows.append({"step": step, "cost/generated_tokens": step * tokens, comparison_charts.ACCURACY: step / steps})
         rows[-1] |= {"reward/mean": 0.1, "replay/actual_share": 0.5, "replay/retired": 3 * step}
     figures = []
-    png = curves.png
-    monkeypatch.setattr(curves, "png", lambda figure: figures.append(figure) or png(figure))
-    curves.plot({"run": sorted(rows, key=lambda row: row["step"])}, tmp_path / "curves.png")
+    png = comparison_charts.png
+    monkeypatch.setattr(comparison_charts, "png", lambda figure: figures.append(figure) or png(figure))
+    comparison_charts.training_picture({"run": sorted(rows, key=lambda row: row["step"])})
     for axes in figures[0].axes:
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
