@@ -42,7 +42,7 @@ _STYLE: dict[Any, Any] = {
     **{"axes.titlesize": 11, "axes.titlelocation": "left", "axes.labelsize": 9.5, "figure.dpi": 72},
     **{f"{axis}tick.{key}": value for axis in "xy" for key, value in (
         ("color", PALETTE["quiet"]), ("labelsize", 9), ("major.size", 0), ("minor.size", 0))},
-    **{"legend.frameon": False, "legend.fontsize": 8.5},
+    **{"legend.framealpha": 0.8, "legend.edgecolor": "none", "legend.fontsize": 8.5},
 }  # fmt: skip
 
 

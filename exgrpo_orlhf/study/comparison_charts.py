@@ -79,15 +79,19 @@ def curves(comparison: Comparison) -> list[Chart]:
     return charts
 
 
-def _curves(axes: Axes, comparison: Comparison, axis: str) -> None:
-    """Each variant's mean with its interval, and its seeds as thin lines; more variants than colours as means."""
+def _curves(axes: Axes, comparison: Comparison, axis: str, names: Sequence[str] = ()) -> None:
+    """Each variant's mean with its interval, and its seeds as thin lines; more variants than colours as means.
+
+    names: of variants, which have their colours in this order; by default those of the comparison
+    """
+    names = names or [variant.name for variant in comparison.variants]
     unit, size = UNITS[axis]
     axes.set(xlabel=unit, ylim=_limits(ends(comparison)[:2]))
     crowded = sum(map(bool, comparison.bands[axis])) > SERIES
-    for i, (variant, band) in enumerate(zip(comparison.variants, comparison.bands[axis], strict=True)):
+    for variant, band in zip(comparison.variants, comparison.bands[axis], strict=True):
         if not band:
             continue
-        x, mean, low, high = band
+        (x, mean, low, high), i = band, names.index(variant.name)
         look: dict[str, Any] = {"linestyle": ("-", "--", ":")[dashes(i)]}
         alone = crowded or len(variant.curves) == 1
         for run in () if alone else variant.curves:
@@ -195,6 +199,6 @@ def training_picture(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes
             axes.set_title(title)
             axes.locator_params(axis="x", nbins=4)  # labels are long
             if curves:
-                _curves(axes, compare(metric, curves, None), axis)
+                _curves(axes, compare(metric, curves, None), axis, list(runs))
         panels.flat[0].legend()
         return png(figure)

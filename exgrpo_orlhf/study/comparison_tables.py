@@ -37,10 +37,10 @@ def tables(comparison: Comparison) -> tuple[Table, Table | None]:
     names = ("measure", "variant", "seeds", "difference", "95 % interval", "p", "p (Holm)", "p (sign flips)")
     title = f"{comparison.metric}: differences from {comparison.baseline}, seed by seed"
     rows, headings = [], dict(MEASURES)
-    for each in comparison.differences:
-        heading = headings.pop(each.measure, "")  # a measure is named in its first row
-        ps = map(p_value, (each.p, each.p_holm, each.p_exact))
-        rows.append((heading, each.variant, str(len(each.seeds)), *difference(each.mean), *ps))
+    for effect in comparison.differences:
+        heading = headings.pop(effect.measure, "")  # a measure is named in its first row
+        ps = map(p_value, (effect.p, effect.p_holm, effect.p_exact))
+        rows.append((heading, effect.variant, str(len(effect.seeds)), *difference(effect.mean), *ps))
     return of_variants, Table(title, names, tuple(rows), 2)
 
 
@@ -62,11 +62,11 @@ def remarks(comparison: Comparison) -> list[str]:
     )
     if comparison.differences:
         lines.append("p: paired t test over seeds, two-sided; Holm: corrected for the number of variants compared")
-        for seeds in sorted({len(each.seeds) for each in comparison.differences}):
+        for seeds in sorted({len(effect.seeds) for effect in comparison.differences}):
             if 1 < seeds <= EXACT_UP_TO:
                 least = f"2/{2**seeds} = {2 / 2**seeds:.3g}"
                 lines.append(f"p (sign flips): exact, uncorrected; with {seeds} seeds it is never below {least}")
-        if any(each.mean.bounds is None and each.mean.count > 1 for each in comparison.differences):
+        if any(effect.mean.bounds is None and effect.mean.count > 1 for effect in comparison.differences):
             lines.append("no interval and no p where all seeds differ by the same amount: there is no spread")
     return lines
 
@@ -105,10 +105,10 @@ def values_csv(comparisons: Sequence[Comparison]) -> str:
                     rows.append({"kind": "run", **about, **run, **cells})
                 if mean := variant.mean(key):
                     rows.append({"kind": "variant", **about, **_mean(mean), "collapsed": len(variant.collapsed)})
-        for each in comparison.differences:
-            about = {"metric": comparison.metric, "measure": each.measure, "variant": each.variant}
-            tests = {"p": each.p, "p_holm": each.p_holm, "p_exact": each.p_exact}
-            rows.append({"kind": "difference", **about, **_mean(each.mean), **tests})
+        for effect in comparison.differences:
+            about = {"metric": comparison.metric, "measure": effect.measure, "variant": effect.variant}
+            tests = {"p": effect.p, "p_holm": effect.p_holm, "p_exact": effect.p_exact}
+            rows.append({"kind": "difference", **about, **_mean(effect.mean), **tests})
     return csv_text(VALUES, rows)
 
 

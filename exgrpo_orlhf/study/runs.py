@@ -153,11 +153,11 @@ def seconds_left(runs: Sequence[StudyRun], progress: Mapping[str, RunProgress], 
     """
     steps, seconds = defaultdict[str, int](int), defaultdict[str, float](float)
     evaluations = defaultdict[str, list[float]](list)
-    for name, each in progress.items():
+    for name, of_run in progress.items():
         for key in (name.rpartition("/")[0], ""):
-            steps[key] += max(0, each.step)
-            seconds[key] += each.pace * max(0, each.step)
-            evaluations[key] += [each.evaluation] if each.evaluation else []
+            steps[key] += max(0, of_run.step)
+            seconds[key] += of_run.pace * max(0, of_run.step)
+            evaluations[key] += [of_run.evaluation] if of_run.evaluation else []
     if not steps[""]:
         return None
     work = []

@@ -111,7 +111,7 @@ class Store:
         else:
             quote = '"' if "'" in group else "'"
             queries = [[*clauses, f"tags.`group` = {quote}{group}{quote}", "tags.`variant` LIKE '%'"]]
-        runs = {run.info.run_id: run for each in queries for run in self._pages(where, " and ".join(each))}
+        runs = {run.info.run_id: run for clauses in queries for run in self._pages(where, " and ".join(clauses))}
         if runs:
             return list(runs.values())
         if group is None:
@@ -129,7 +129,7 @@ class Store:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is not None and experiment.lifecycle_stage == "active":
             return str(experiment.experiment_id)
-        names = [each.name for each in self._client.search_experiments(max_results=1000)]
+        names = [experiment.name for experiment in self._client.search_experiments(max_results=1000)]
         nearest = ", ".join(get_close_matches(name, names, 5, cutoff=0.4) or names[:10]) or "none"
         deleted = " (it is deleted)" if experiment else ""
         raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; the nearest are {nearest}")
@@ -140,7 +140,7 @@ class Store:
     def _history(self, run: TrackedRun, name: str) -> History:
         """Of several values at a step the latest one."""
         logged = self._client.get_metric_history(run.id, name)
-        at = {each.step: each.value for each in sorted(logged, key=lambda each: (each.step, each.timestamp))}
+        at = {point.step: point.value for point in sorted(logged, key=lambda point: (point.step, point.timestamp))}
         for step, value in at.items():
             if not abs(value) < sys.float_info.max:  # MLflow stores an infinity as this number
                 raise StoreError(

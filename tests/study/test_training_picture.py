@@ -25,3 +25,14 @@ def test_labels_of_the_ticks_do_not_overlap(steps, tokens, tmp_path, monkeypatch
             labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
             boxes = [label.get_window_extent() for label in labels if label.get_text()]
             assert not any(one.overlaps(other) for one, other in pairwise(boxes)), axes.get_title()
+
+
+def test_a_run_has_its_colour_in_every_panel_though_another_lacks_a_metric(monkeypatch):
+    figures = []
+    png = comparison_charts.png
+    monkeypatch.setattr(comparison_charts, "png", lambda figure: figures.append(figure) or png(figure))
+    rows = [{"step": step, comparison_charts.ACCURACY: 0.1 * step, "time/step": 1.0} for step in range(3)]
+    comparison_charts.training_picture({"on-policy": rows, "late": [{**row, "replay/retired": 1} for row in rows]})
+    accuracy, *_, retired = figures[0].axes
+    colours = {line.get_label(): line.get_color() for line in accuracy.lines}
+    assert [line.get_color() for line in retired.lines] == [colours["late"]] != [colours["on-policy"]]
