@@ -133,6 +133,11 @@ def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
     bars, others = (
         sum(size(bar)[1] for bar in of_class(charts(dom, "lengths")[0], "bar", what)) for what in ("correct", "wrong")
     )
+    feet, heads = (
+        {y for bar in of_class(charts(dom, "lengths")[0], "bar", what) for _, y in points(bar)}
+        for what in ("correct", "wrong")
+    )
+    assert max(feet) == pytest.approx(min(heads)), "correct ones upwards, all others downwards"
     verdicts = Counter(sample["verdict"] for sample in samples(folders[0], "aime24"))
     assert bars / others == pytest.approx(verdicts["correct"] / (240 - verdicts["correct"]), rel=0.01)
     drawn = [chart for kind in ("intervals", "curves", "lengths") for chart in charts(dom, kind)]
@@ -210,6 +215,7 @@ def test_the_file_holds_one_script_and_reaches_for_nothing(page):
     data = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1]
     assert not re.search("[<>&\u2028\u2029]", data)
     assert json.loads(data)[0]["benchmarks"]["aime24"]["total"] == 240
+    assert list(json.loads(data)[0]) == ["name", "benchmarks"], "nothing is sorted: the first benchmark is shown first"
     assert not re.search(r'https?://|@import|url\(|\ssrc="(?!data:)', text.replace(data, ""))
 
 

@@ -32,7 +32,7 @@ def test_a_run_has_its_colour_in_every_panel_though_another_lacks_a_metric(monke
     png = comparison_charts.png
     monkeypatch.setattr(comparison_charts, "png", lambda figure: figures.append(figure) or png(figure))
     rows = [{"step": step, comparison_charts.ACCURACY: 0.1 * step, "time/step": 1.0} for step in range(3)]
-    comparison_charts.training_picture({"on-policy": rows, "late": [{**row, "replay/retired": 1} for row in rows]})
+    comparison_charts.training_picture({"a": rows, "b": [{**row, "replay/retired": 1} for row in rows]})
     accuracy, *_, retired = figures[0].axes
     colours = {line.get_label(): line.get_color() for line in accuracy.lines}
-    assert [line.get_color() for line in retired.lines] == [colours["late"]] != [colours["on-policy"]]
+    assert [line.get_color() for line in retired.lines] == [colours["b"]] != [colours["a"]]
