@@ -152,7 +152,7 @@ def curve(name: str, rows: list[dict[str, str]]) -> Curve:
     taken, values, tokens = ([float(rows[i][n]) for i in at] for n in ("step", "accuracy", "cost/generated_tokens"))
     seconds = np.cumsum([float(row["time/step"] or 0) for row in rows])[at]
     variant, _, seed = name.rpartition("-seed")
-    run = TrackedRun(name, name, variant, int(seed), "local", "FINISHED", 0, {}, frozenset(), None)
+    run = TrackedRun(name, name, variant, int(seed))
     return Curve(run, np.array(taken), np.array(values), np.array(tokens), seconds, "accuracy")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,7 +22,7 @@ AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as listed by the tracking server.
+    """A run as listed by the tracking server, or one that is in no store: its id is its name then.
 
     metrics: their names; started: milliseconds since 1970; url: of its page, None for a local store
     """
@@ -31,12 +31,12 @@ class TrackedRun:
     name: str
     variant: str
     seed: int
-    engine: str
-    status: str
-    started: int
-    params: Params
-    metrics: frozenset[str]
-    url: str | None
+    engine: str = "local"
+    status: str = "FINISHED"
+    started: int = 0
+    params: Params = field(default_factory=dict)
+    metrics: frozenset[str] = frozenset()
+    url: str | None = None
 
     def __str__(self) -> str:
         return f"{self.variant}, seed {self.seed} ({self.name}, {self.id})"
@@ -121,8 +121,7 @@ def logged_curve(name: str, seed: int, rows: Sequence[Mapping[str, float]], metr
         if points := [(row["step"], row[key]) for row in rows if key in row]:
             steps, values = np.array(points, np.float64).T
             histories[key] = steps, values
-    run = TrackedRun(name, name, name, seed, "local", "FINISHED", 0, {}, frozenset(histories), None)
-    return curve_of(run, metric, histories)
+    return curve_of(TrackedRun(name, name, name, seed), metric, histories)
 
 
 def common_range(curves: Iterable[Curve], axis: str) -> tuple[float, float] | None:

@@ -159,8 +159,9 @@ class Store:
                 continue
             page = f"{self.uri}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
             url = page if self.uri.startswith("http") else None
-            about = (info.run_id, info.run_name, variant, int(seed), tags.get("engine", "unknown engine"), info.status)
-            named.append(TrackedRun(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
+            engine, metrics = tags.get("engine", "unknown engine"), frozenset(run.data.metrics)
+            what = {"engine": engine, "status": info.status, "started": info.start_time, "params": run.data.params}
+            named.append(TrackedRun(info.run_id, info.run_name, variant, int(seed), metrics=metrics, url=url, **what))
         return named, unnamed
 
     @contextmanager
