@@ -19,9 +19,9 @@ from command_line import finish, make_parser
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import hours, memory
-from exgrpo_orlhf.evaluation.results_table import markdown_table
 from exgrpo_orlhf.files import write
 from exgrpo_orlhf.models.published import published_config
+from exgrpo_orlhf.show.tables import markdown_table
 from exgrpo_orlhf.training.smoke import buffer_bytes, duration
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cluster.md"

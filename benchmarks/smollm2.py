@@ -34,15 +34,15 @@ import numpy as np
 from command_line import DATA, TINY, finish, make_parser
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.evaluation.results_table import NONE, markdown_table, percent
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.files import write
 from exgrpo_orlhf.models.pretrained import PretrainedModel
+from exgrpo_orlhf.show.seeds import mean
+from exgrpo_orlhf.show.tables import NONE, csv_text, markdown_table, percent, plus_minus
 from exgrpo_orlhf.study.comparison import compare
 from exgrpo_orlhf.study.comparison_charts import picture
-from exgrpo_orlhf.study.comparison_tables import csv_text, plus_minus, terminal
+from exgrpo_orlhf.study.comparison_tables import terminal
 from exgrpo_orlhf.study.curve import Curve, TrackedRun
-from exgrpo_orlhf.study.seeds import mean
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = "gin/suites/smollm2.gin"
@@ -152,7 +152,7 @@ def curve(name: str, rows: list[dict[str, str]]) -> Curve:
     taken, values, tokens = ([float(rows[i][n]) for i in at] for n in ("step", "accuracy", "cost/generated_tokens"))
     seconds = np.cumsum([float(row["time/step"] or 0) for row in rows])[at]
     variant, _, seed = name.rpartition("-seed")
-    run = TrackedRun(name, name, variant, int(seed), "local", "FINISHED", 0, {}, frozenset(), None)
+    run = TrackedRun(name, name, variant, int(seed))
     return Curve(run, np.array(taken), np.array(values), np.array(tokens), seconds, "accuracy")
 
 

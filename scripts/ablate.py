@@ -5,9 +5,9 @@
     python scripts/ablate.py --gin base.gin ablation_no_entropy.gin --with engines/local_gpu.gin --seeds 0,1 --group a
     python scripts/ablate.py --gin base.gin --grid 'ReplayMixer.rho=0.25,0.5,0.75' --seeds 0-2 --group rho --dry-run
 
-Runs go to runs/<group>/<variant>/seed<k>/ and, below one parent run, to MLflow. The same command continues a
-study that was stopped or killed: finished runs are skipped, failed ones are tried again with --retry. After Ctrl-C,
-SIGTERM or SIGHUP the running ones finish their step and save; a second Ctrl-C or SIGTERM kills them.
+Runs go to runs/<group>/<variant>/seed<k>/ and to MLflow, with the tags group, variant and seed. The same command
+continues a study that was stopped or killed: finished runs are skipped, failed ones are tried again with --retry. After
+Ctrl-C, SIGTERM or SIGHUP the running ones finish their step and save; a second Ctrl-C or SIGTERM kills them.
 Exit status: 0 if all runs are finished, 1 if one failed, 128 + signal if a signal ended it, 2 if something is wrong
 before anything starts.
 """
@@ -19,7 +19,6 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,31 +70,30 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
 
     from exgrpo_orlhf.progress import duration
     from exgrpo_orlhf.stopping import described
-    from exgrpo_orlhf.study.parent import PARENT_TAG, Parent
     from exgrpo_orlhf.study.runner import Runner
     from exgrpo_orlhf.study.runs import RunProgress, seconds_left, table
-    from exgrpo_orlhf.tracking.client import own_tags
+    from exgrpo_orlhf.tracking.client import address, mark_killed
 
     progress = {run.name: RunProgress.of(run) for run in runs}
     finished = [run for run in runs if run.finished()]
-    parent = Parent(out, group, runs[0].experiment.tracking, f"sqlite:///{WORKPLACE / 'mlflow.db'}")
-    if not arguments.dry_run:
-        tags = {"gin": arguments.suite or " ".join(arguments.gin), **own_tags(__file__)}
-        parent.open(tags | ({"baseline": baseline} if baseline else {}), runs)
-        for run in parent.lacking(finished):
+    tracking, default_uri = runs[0].experiment.tracking, f"sqlite:///{WORKPLACE / 'mlflow.db'}"
+    if tracking.enabled and not arguments.dry_run:
+        uri = address(tracking, default_uri)
+        for run in [run for run in finished if not run.sent(uri)]:
             finished.remove(run)
             print(f"{run.name} is trained, but MLflow lacks some of it: it is sent again", file=sys.stderr)
     waiting = [run for run in runs if run not in finished]
     failed = {run: status for run in waiting if not arguments.retry and (status := run.failure()) is not None}
     waiting = [run for run in waiting if run not in failed]
-    parent.mark_killed([*waiting, *failed])
+    if not arguments.dry_run:
+        mark_killed(tracking, default_uri, [run.folder for run in (*waiting, *failed)])
     jobs = arguments.jobs or _jobs(runs)
     counts = f"{len(finished)} finished, {len(failed)} failed, {len(waiting)} to run, {jobs} at a time"
     left = seconds_left(waiting, progress, jobs)
     pace = "" if left is None else f", {duration(left)} at the pace so far"
     print(f"{group}: {len(runs)} runs, {counts}{pace}", file=sys.stderr)
-    script, tags = PROJECT / "scripts" / "train.py", {PARENT_TAG: parent.id} if parent.id else {}
-    runner = Runner(group, waiting, progress, script=script, jobs=jobs, threads=arguments.threads, tags=tags)
+    script = PROJECT / "scripts" / "train.py"
+    runner = Runner(group, waiting, progress, script=script, jobs=jobs, threads=arguments.threads)
     if arguments.dry_run:
         if left is None and waiting:
             trial = shlex.join([*runner.command(waiting[0]), "--smoke"])
@@ -107,11 +105,11 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
         return 0
 
     torch.set_num_threads(arguments.threads or 1)
-    _prepare(waiting, lambda status: parent.close(runs, status))
+    for run in waiting:  # each model is made once, here: else each of the first processes would make it
+        run.experiment.model.prepare()
     runner.run()
     failed |= runner.failed
     finished += runner.finished
-    parent.close(runs, "KILLED" if runner.stopped_by else "FAILED" if failed else "FINISHED")
     for run, status in failed.items():
         print(f"\n{run.name} failed ({described(status)}); the end of {run.folder / 'run.log'}:", file=sys.stderr)
         print(run.log_tail(), file=sys.stderr)
@@ -122,19 +120,6 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     compare = ["python", "scripts/compare.py", "--experiment", runs[0].experiment.tracking.experiment, "--group", group]
     print(shlex.join([*compare, *(["--baseline", baseline] if baseline else []), "--metric", metric]))
     return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))
-
-
-def _prepare(waiting: list[StudyRun], close: Callable[[str], None]) -> None:
-    """Make each model once, here: else each of the first processes would make it. close: sets the parent's status"""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        for run in waiting:
-            run.experiment.model.prepare()
-    except BaseException as error:
-        close("KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _jobs(runs: list[StudyRun]) -> int:

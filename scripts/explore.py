@@ -15,14 +15,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import write
 from exgrpo_orlhf.paths import WORKPLACE
-
-if TYPE_CHECKING:
-    from exgrpo_orlhf.settings import Tracking
 
 
 def main() -> int:
@@ -30,12 +26,13 @@ def main() -> int:
     terminal.messages()
     from exgrpo_orlhf import config
     from exgrpo_orlhf.explore.run_page import explore
+    from exgrpo_orlhf.tracking.client import mark_killed
 
     out = arguments.html or arguments.run / "explore.html"
     notes, questions = [], []
     try:
         experiment = config.load([arguments.run / "config.gin"])
-        _mark_killed(experiment.tracking, arguments.run)
+        mark_killed(experiment.tracking, f"sqlite:///{WORKPLACE / 'mlflow.db'}", [arguments.run])
         questions = experiment.questions.load()
     except (ValueError, OSError, ImportError) as error:
         notes = [f"The run's questions could not be loaded; only logged rollouts have a prompt ({error})"]
@@ -46,25 +43,6 @@ def main() -> int:
         return 2
     print(f"wrote {out}", file=sys.stderr)
     return 0
-
-
-def _mark_killed(settings: Tracking, run: Path) -> None:
-    """A run in whose folder no process trains was killed if MLflow calls it running: it is marked as such."""
-    from exgrpo_orlhf.study.runs import in_use
-    from exgrpo_orlhf.tracking import client
-
-    try:
-        uri, identity = client.address(settings, f"sqlite:///{WORKPLACE / 'mlflow.db'}"), run / "metrics.id"
-        database = client.sqlite_file(uri)
-        if not settings.enabled or not identity.exists() or in_use(run) or (database and not database.is_file()):
-            return
-        store = client.connect(uri, create=False)
-        experiment = client.experiment_id(store, uri, settings.experiment)
-        tracked = client.tagged_run(store, [experiment], client.LOG_TAG, identity.read_text(encoding="ascii").strip())
-        if tracked and tracked.info.status == "RUNNING":
-            store.set_terminated(tracked.info.run_id, "KILLED")
-    except Exception as error:  # of MLflow, its database or the network, of any class: the page needs none of them
-        print(f"MLflow: {client.first_line(error)}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,16 +27,14 @@ def main() -> int:
     arguments = _parser().parse_args()
     terminal.messages()
     from exgrpo_orlhf.sampling import EngineLost
-    from exgrpo_orlhf.study.comparison_tables import csv_text
+    from exgrpo_orlhf.show.tables import aligned, csv_text
 
     try:
         table = _measured(arguments)
         if not table:
             raise ValueError(f"{arguments.run[0]} has no correct response to measure")
         cells = [[name for name in table[0]], *([_cell(row[name]) for name in table[0]] for row in table)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for line in cells:
-            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print("\n".join(aligned(cells, left=3)))
         if arguments.csv:
             write(arguments.csv, csv_text(list(table[0]), table))
     except (ValueError, OSError, EngineLost) as error:

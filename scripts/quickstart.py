@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from exgrpo_orlhf import terminal
+from exgrpo_orlhf.files import write
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 
 RUNS = {"ExGRPO": ["quickstart.gin"], "on-policy": ["quickstart.gin", "baselines/on_policy.gin"]}
@@ -48,9 +49,12 @@ def main() -> int:
     import transformers
 
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.evaluation import curves
     from exgrpo_orlhf.redaction import without_password
+    from exgrpo_orlhf.study import comparison_charts, comparison_tables
+    from exgrpo_orlhf.study.comparison import compare
+    from exgrpo_orlhf.study.curve import logged_curve
     from exgrpo_orlhf.tracking.client import address, connect, experiment_id, first_line, page
+    from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
@@ -67,14 +71,16 @@ def main() -> int:
         print(f"not complete: {', '.join(failed)}; what was said above tells why", file=sys.stderr)
         return 1
 
-    rows = {name: curves.read(folder) for name, folder in folders.items()}
+    rows = {name: list(MetricsLog(folder / "metrics.jsonl").rows()) for name, folder in folders.items()}
     picture = arguments.out / f"{start}-seed{arguments.seed}.png"
-    curves.plot(rows, picture)
-    print(f"\n3. Greedy accuracy on {len(experiment.validation.load())} validation questions\n\n{curves.table(rows)}\n")
-    for name, run in rows.items():
-        accuracy = [row[curves.ACCURACY] for row in run if curves.ACCURACY in row]
-        times = f", {accuracy[-1] / accuracy[0]:.1f} times" if accuracy[0] else ""
-        print(f"{name}: {accuracy[0]:.3f} before, {accuracy[-1]:.3f} after{times}")
+    write(picture, comparison_charts.training_picture(rows))
+    curves = [logged_curve(name, arguments.seed, of_run, comparison_charts.ACCURACY) for name, of_run in rows.items()]
+    print(f"\n3. Greedy accuracy on {len(experiment.validation.load())} validation questions\n")
+    print(comparison_tables.terminal([compare(comparison_charts.ACCURACY, curves, "on-policy")], []) + "\n")
+    for curve in curves:
+        first, last = curve.values[0], curve.final
+        times = f", {last / first:.1f} times" if first else ""
+        print(f"{curve.run.name}: {first:.3f} before, {last:.3f} after{times}")
     print(f"\nlearning curves  {picture}")
     print(f"runs             {', '.join(map(str, folders.values()))}")
     uri = address(experiment.tracking, f"sqlite:///{WORKPLACE}/mlflow.db")

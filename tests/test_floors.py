@@ -20,6 +20,7 @@ FLOORS = (
     {"tracking", "experiment", "initial_buffer"},
     {"rewards", "environments"},
     {"replay", "objective", "questions", "tasks", "checkpoints", "cache", "tokenizer_file"},
+    {"show"},
     {"records", "settings", "files", "paths", "progress", "stopping", "terminal", "lazy", "weights", "redaction"}
     | {"metric_names", "rounding", "vllm_on_cpu"},
 )

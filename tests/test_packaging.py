@@ -71,6 +71,7 @@ def test_the_commands_train_and_list_benchmarks_and_write_to_the_current_folder(
     say(installed / "bin" / "exgrpo-train", "--gin", "ablation_no_entropy.gin", "--name", "short", *more)
     assert (tmp_path / "runs" / "short" / "checkpoint-1" / "model.safetensors").is_file()
     assert (tmp_path / "mlflow.db").is_file()
+    assert (tmp_path / "runs" / "short" / "explore.html").is_file(), "the templates of pages are installed too"
     listed = say("-m", "exgrpo_orlhf", "bench", "--list")
     assert "--suite paper: " in listed
     assert sorted(installed.rglob("*")) == before

@@ -24,9 +24,10 @@ from combined import curves_of, rows_of  # noqa: E402  (the study's, in its fold
 
 from exgrpo_orlhf import config  # noqa: E402
 from exgrpo_orlhf.files import write  # noqa: E402
+from exgrpo_orlhf.show.tables import csv_text  # noqa: E402
 from exgrpo_orlhf.study import comparison_charts  # noqa: E402
 from exgrpo_orlhf.study.comparison import compare  # noqa: E402
-from exgrpo_orlhf.study.comparison_tables import CURVES, csv_text, curves_csv, values_csv  # noqa: E402
+from exgrpo_orlhf.study.comparison_tables import CURVES, curves_csv, values_csv  # noqa: E402
 
 FILE = "runs_curves.csv"
 METRIC, BASELINE, METHOD = "eval/greedy_accuracy", "on-policy", "ExGRPO"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import combined
 
-from exgrpo_orlhf.study.comparison_tables import number
-from exgrpo_orlhf.study.seeds import Mean, mean
+from exgrpo_orlhf.show.seeds import Mean, mean
+from exgrpo_orlhf.show.tables import number
 
 if TYPE_CHECKING:
     from document import Document

@@ -29,7 +29,7 @@ import quarters
 from document import Document, DocumentError
 
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.study.comparison_tables import csv_text
+from exgrpo_orlhf.show.tables import csv_text
 
 FIGURES = Path(__file__).resolve().parent
 ROOT = FIGURES.parent.parent

@@ -146,9 +146,7 @@ def curves_of(file: Path, names: Mapping[str, str]) -> Iterator[Curve]:
         if not points:
             raise KeyError(f"{file.name} has no variant {there}")
         for seed, of_run in points.items():
-            run = TrackedRun(
-                of_run[0]["run"], f"{there}/seed{seed}", name, int(seed), "local", "FINISHED", 0, {}, frozenset(), None
-            )
+            run = TrackedRun(of_run[0]["run"], f"{there}/seed{seed}", name, int(seed))
             columns = ("step", "value", "tokens", "seconds")
             arrays = [np.array([float(row[column]) for row in of_run]) for column in columns]
             yield Curve(run, *arrays, of_run[0]["metric"])

@@ -15,9 +15,8 @@ import ablations
 import combined
 import numpy as np
 
-from exgrpo_orlhf.evaluation.results_table import markdown_table
-from exgrpo_orlhf.study.comparison_tables import difference, number, p_value, plus_minus
-from exgrpo_orlhf.study.seeds import Mean, holm, mean
+from exgrpo_orlhf.show.seeds import Mean, holm, mean
+from exgrpo_orlhf.show.tables import difference, markdown_table, number, p_value, plus_minus
 
 APPENDIX = "appendix.md.in"
 _PLACE = re.compile(r"\{\{(\w+)((?: [^{}]+)?)\}\}")

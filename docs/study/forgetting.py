@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from exgrpo_orlhf.study.comparison_tables import csv_text
+from exgrpo_orlhf.show.tables import csv_text
 
 HEAD = ("variant", "seed", "forgotten", "recovered", "never_solved", "first_signal")
 

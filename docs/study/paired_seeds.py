@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from document import Document, shown
 
-from exgrpo_orlhf.evaluation.plots import PALETTE, drawing
-from exgrpo_orlhf.study.seeds import mean
+from exgrpo_orlhf.show.charts import PALETTE, drawing, place, png
+from exgrpo_orlhf.show.seeds import mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,18 +42,18 @@ def picture(document: Document) -> bytes:
             (0.14, 0.30),
         ),
     ]
-    with drawing(1060, 330) as chart:
+    with drawing(1060, 330, layout=None) as figure:
         for column, pairs in enumerate(panels):
             left = 62 + 530 * column
-            axes = chart.axes(left, 1060 - left - 446, 62, 46, xlabel=pairs.axis)
+            axes = place(figure, left, 1060 - left - 446, 62, 46, xlabel=pairs.axis)
             draw(axes, pairs)
             differences = [pairs.late[seed] - pairs.on_policy[seed] for seed in pairs.on_policy]
             wins = sum(each > 0 for each in differences)
             words = f"late injection higher with {wins} of {len(differences)} seeds: {shown(mean(differences))}"
-            chart.figure.text((left - 44) / 1060, 0.93, pairs.title, fontsize=12, weight="bold")
-            chart.figure.text((left - 44) / 1060, 0.865, words)
+            figure.text((left - 44) / 1060, 0.93, pairs.title, fontsize=12, weight="bold")
+            figure.text((left - 44) / 1060, 0.865, words)
         axes.legend(loc="lower right", frameon=False)
-        return chart.png()
+        return png(figure)
 
 
 def draw(axes: Axes, pairs: Pairs) -> None:

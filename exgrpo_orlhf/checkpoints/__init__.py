@@ -6,6 +6,7 @@ from .folder import RunFolderError as RunFolderError
 from .folder import UnusableCheckpoint as UnusableCheckpoint
 from .folder import claim as claim
 from .folder import find as find
+from .folder import in_use as in_use
 from .folder import mark_best as mark_best
 from .folder import name_end_tokens as name_end_tokens
 from .folder import read_state as read_state

@@ -66,6 +66,15 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
         raise RunFolderError(f"another process is at work in {run}") from None
 
 
+def in_use(run: Path) -> bool:
+    """Whether a process trains in this folder (`claim`)."""
+    try:
+        with locked(run / ".lock", wait=False):
+            return False
+    except BlockingIOError:
+        return True
+
+
 def refuse_earlier(run: Path, resume: bool) -> None:
     """Raises RunFolderError if the folder cannot be made, or holds a run that is not to be resumed."""
     there = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())

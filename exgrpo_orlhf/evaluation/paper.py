@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..show.tables import NONE, markdown_table, percent
 from .folder import Results
-from .results_table import NONE, markdown_table, model_name, percent, shortfall
+from .results_table import model_name, shortfall
 
 # A share, its interval, and the departure from the paper or why there is no score: each of them or None.
 Score = tuple[float | None, tuple[float, float] | None, str | None]

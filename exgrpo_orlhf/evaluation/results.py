@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from ..rewards import Verifier
+from ..show.bootstrap import Array, interval, intervals, mean_over
+from .at_k import avg_at_k, maj_at_k, pass_at_k
 from .folder import FORMAT
 from .grading import COMPARED, votes
 from .samples import Sample, SampleFile
-from .statistics import Array, avg_at_k, interval, intervals, maj_at_k, mean_over, pass_at_k
 
 RATES = ("truncated", "correct_truncated", "no_answer", "timeout", "error")
 MAJORITY_FROM = 4  # samples

@@ -9,16 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..show.tables import NONE, aligned, percent
 from .folder import Results
 
-NONE = "–"
 # plain: avg@k by math-verify's plain recipe; truncated to error: % of the samples; tokens: mean length of a response
 HEAD = ("benchmark", "questions", "k", "avg@k, % [95 %]", "plain", "pass@k", "maj@k", "truncated", "no answer",
         "timeout / error", "tokens", "seconds")  # fmt: skip
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}"
 
 
 def interval(estimate: dict[str, Any]) -> str:
@@ -135,25 +131,3 @@ def terminal(results: Results) -> str:
     if remarks := notes(results):
         text += ["", "Notes:", *(f"  {about}: {note}" for about, note in remarks)]
     return "\n".join(text)
-
-
-def aligned(lines: Sequence[tuple[str, ...]], left: int, rule: bool = True) -> list[str]:
-    """Columns two spaces apart, the first `left` of them flush left; rule: a line below the first one."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [
-        "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    if rule:
-        text.insert(1, "  ".join("-" * width for width in widths))
-    return text
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines of a markdown table; the first `left` columns are flush left."""
-    rule = [*["---"] * left, *["---:"] * (len(head) - left)]
-    clean = [[cell.replace("|", "\\|").replace("\n", " ") for cell in cells] for cells in (head, *rows)]
-    return [f"| {' | '.join(cells)} |" for cells in (clean[0], rule, *clean[1:])]

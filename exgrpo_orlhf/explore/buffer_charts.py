@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..evaluation.plots import BINS, PALETTE, WIDTH, Drawing, drawing
-from ..records import mean
+from ..show.charts import BINS, PALETTE, WIDTH, Chart, curve, drawing, panel, place, svg
 from .history import History, forgotten_by_step, shares_by_step
 
 if TYPE_CHECKING:
@@ -24,82 +22,65 @@ REPLAYED, STORED, FRESH = "m1", "m0", "m2"
 Series = Sequence[tuple[str, Sequence[Sequence[float]]]]  # colour, and the values of each step
 
 
-def buckets(history: History) -> str:
+def buckets(history: History) -> Chart:
     """A stacked area: questions by level over steps, the retired at the top."""
     parts = _parts(history.steps)
     steps = [history.steps[part[-1]] for part in parts]
     sizes = [[history.buckets[part[-1]][level] for part in parts] for level in LEVELS]
-    with drawing(WIDTH, 300) as chart:
-        axes = chart.axes(60, 20, 10, 42, xlabel="step", xlim=(min(steps) - 0.5, max(steps) + 0.5))
+    with drawing(WIDTH, 300, layout=None) as figure:
+        axes = place(figure, 60, 20, 10, 42, xlabel="step", xlim=_limits(steps))
         axes.set_ylim(0, max(1, *map(sum, zip(*sizes, strict=True))))
         areas = axes.stackplot(steps, sizes, colors=[PALETTE[colour] for colour in LEVELS.values()], alpha=0.85)
-        for area, (level, colour), values in zip(areas, LEVELS.items(), sizes, strict=True):
-            chart.mark(area, f"area {colour}", f"{level}: {values[-1]:,} after step {steps[-1]:,}")
-        return chart.svg("questions by level over steps", "buckets")
+        for area, colour in zip(areas, LEVELS.values(), strict=True):
+            area.set_gid(f"area-{colour}")
+        return svg(figure, "questions by level over steps", "buckets")
 
 
-@contextmanager
-def _panel(title: str, steps: Sequence[int]) -> Iterator[tuple[Drawing, Axes, list[np.ndarray]]]:
-    """A small chart over steps: the drawing, its axes, and the positions of the steps in parts."""
-    with drawing(*PANEL) as chart:
-        axes = chart.axes(48, 14, 28, 42, title=title, xlabel="step", xlim=(min(steps) - 0.5, max(steps) + 0.5))
-        yield chart, axes, _parts(steps)
+def over_steps(title: str, label: str, steps: Sequence[int], series: Series) -> Chart:
+    """Medians over steps, each with the band from the 10 % to the 90 % quantile. label: the unit
 
-
-def over_steps(title: str, label: str, steps: Sequence[int], series: Series) -> str:
-    """Medians over steps, each with the band from the 10 % to the 90 % quantile."""
-    with _panel(title, steps) as (chart, axes, parts):
+    NaN is no value.
+    """
+    with panel(*PANEL, xlabel="step", ylabel=label, xlim=_limits(steps)) as (figure, axes):
         for colour, values in series:
-            of_part = [(steps[part[-1]], [value for i in part for value in values[i]]) for part in parts]
+            of_part = [
+                (steps[part[-1]], [value for i in part for value in values[i] if not math.isnan(value)])
+                for part in _parts(steps)
+            ]
             points = [(step, *np.quantile(numbers, (0.1, 0.5, 0.9))) for step, numbers in of_part if numbers]
             if points:
                 at, low, middle, high = zip(*points, strict=True)
-                band = axes.fill_between(at, low, high, color=PALETTE[colour], alpha=0.16, linewidth=0)
-                chart.mark(band, f"band {colour}")
-                words = f"median after step {at[-1]:,}: {middle[-1]:.3g} {label}"
-                chart.mark(axes.plot(at, middle, color=PALETTE[colour], linewidth=1.7)[0], f"curve {colour}", words)
-        return chart.svg(title, "over-steps")
+                curve(axes, at, middle, colour, (low, high), label=f"{middle[-1]:.3g} after step {at[-1]:,}")
+        axes.set_ylim(min(0, axes.get_ylim()[0]))
+        _name(axes)
+        return svg(figure, title, "over-steps")
 
 
-def spreads(history: History) -> str | None:
+def spreads(history: History) -> Chart | None:
     """The standard deviation of a group's rewards over steps; None where difficulty is the accuracy."""
     if not any(history.spreads):
         return None
     return over_steps("spread of a group's rewards", "", history.steps, [(FRESH, history.spreads)])
 
 
-def lines(title: str, steps: Sequence[int], series: Mapping[str, Sequence[float]], share: bool) -> str:
-    """One value a step and colour, NaN where there is none. share: of one, shown in percent"""
-    with _panel(title, steps) as (chart, axes, parts):
-        for colour, values in series.items():
-            numbers = [[values[i] for i in part if not math.isnan(values[i])] for part in parts]
-            points = [(steps[part[-1]], mean(each)) for part, each in zip(parts, numbers, strict=True) if each]
-            if points:
-                at, means = zip(*points, strict=True)
-                axes.plot(at, np.array(means) * (100 if share else 1), color=PALETTE[colour], linewidth=1.7)
-        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
-        return chart.svg(title, "lines")
-
-
-def distribution(title: str, unit: str, series: Mapping[str, Sequence[float]], top: float | None = None) -> str:
+def distribution(title: str, unit: str, series: Mapping[str, Sequence[float]], top: float | None = None) -> Chart:
     """Histograms as outlines: the share of each colour's values in a bin, in percent. top: end of the axis"""
     numbers = [value for values in series.values() for value in values]
     end = top or max(float(np.quantile(numbers, 0.99)) if numbers else 1.0, 1e-6)
     edges = np.linspace(min(0.0, *numbers, 0.0), end, BINS + 1)
-    with drawing(*PANEL) as chart:
-        axes = chart.axes(48, 14, 28, 42, title=title, xlabel=unit, xlim=(edges[0], edges[-1]))
+    with panel(*PANEL, xlabel=unit, xlim=(edges[0], edges[-1])) as (figure, axes):
         for colour, values in series.items():
             if len(values):
-                counts, _ = np.histogram(np.minimum(values, end), edges)
-                shares = 100 * counts / len(values)
+                shares = 100 * np.histogram(np.minimum(values, end), edges)[0] / len(values)
                 axes.stairs(shares, edges, color=PALETTE[colour], alpha=0.18, fill=True)
                 words = f"mean {np.mean(values):.3g}, {len(values):,} values"
-                chart.mark(axes.stairs(shares, edges, color=PALETTE[colour], linewidth=1.6), f"bars {colour}", words)
+                axes.stairs(shares, edges, color=PALETTE[colour], linewidth=1.6, gid=f"bars-{colour}", label=words)
         axes.set_ylim(0)
-        return chart.svg(title, "distribution")
+        _name(axes)
+        return svg(figure, title, "distribution")
 
 
-def replayed(history: History) -> list[str]:
+def replayed(history: History) -> list[Chart]:
     """Age, entropy and importance weight of what was replayed, over steps and against what is stored."""
     replays = history.replays
     bounds = np.searchsorted(replays["step"], [*history.steps, history.step + 1]).tolist()
@@ -121,23 +102,24 @@ def replayed(history: History) -> list[str]:
     ]
 
 
-def lucky(history: History) -> str | None:
+def lucky(history: History) -> Chart | None:
     """The share of lucky guesses over steps, fresh and replayed; None where nothing checks the reasoning."""
     if not any(history.events["checked"]):
         return None
     fresh = shares_by_step(history, history.events["lucky"], history.events["checked"], history.events["step"])
     sound, steps = history.replays["sound"], history.replays["step"]
     unsound = shares_by_step(history, [s is False for s in sound], [s is not None for s in sound], steps)
-    return lines("lucky guesses, % of correct answers", history.steps, {FRESH: fresh, REPLAYED: unsound}, share=True)
+    series = [(colour, [[100 * share] for share in shares]) for colour, shares in ((FRESH, fresh), (REPLAYED, unsound))]
+    return over_steps("lucky guesses, % of correct answers", "%", history.steps, series)
 
 
-def forgotten(history: History) -> str:
+def forgotten(history: History) -> Chart:
     """Questions that were solved once and are at 0, over steps."""
-    counts = [float(count) for count in forgotten_by_step(history)]
-    return lines("forgotten questions", history.steps, {"m5": counts}, share=False)
+    counts = [[float(count)] for count in forgotten_by_step(history)]
+    return over_steps("forgotten questions", "", history.steps, [("m5", counts)])
 
 
-def diversity(history: History) -> list[str]:
+def diversity(history: History) -> list[Chart]:
     """How many trajectories a question has, and how different they are."""
     several = [value for value in history.distinct if value >= 0]
     many = [float(count) for count in history.stored if count]
@@ -146,6 +128,15 @@ def diversity(history: History) -> list[str]:
         distribution("stored trajectories of a question", "trajectories", {STORED: many}),
         distribution("diversity of a question's trajectories", unit, {STORED: several}, 1.0),
     ]
+
+
+def _name(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+
+
+def _limits(steps: Sequence[int]) -> tuple[float, float]:
+    return min(steps) - 0.5, max(steps) + 0.5
 
 
 def _parts(steps: Sequence[int]) -> list[np.ndarray]:

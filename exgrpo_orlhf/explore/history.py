@@ -91,8 +91,8 @@ def read(
     for row in log.decisions.rows():
         _add(history, row, number)
     for row in log.rollouts.rows():
-        for one in row["questions"]:
-            history.logged.setdefault(number(one["id"]), []).append({"step": row["step"], **one})
+        for question in row["questions"]:
+            history.logged.setdefault(number(question["id"]), []).append({"step": row["step"], **question})
     for question_id in () if buffer is None else (*buffer.records, *buffer.retired):
         number(question_id)
     history.ids = list(numbers)
@@ -137,8 +137,8 @@ def _bound(history: History) -> None:
     """Keep the newest logged rollouts, as many as fit into LOGGED characters."""
     rows = [(row["step"], q, row) for q, of_question in history.logged.items() for row in of_question]
     room, history.logged = LOGGED, {}
-    for _, q, row in sorted(rows, key=lambda one: -one[0]):
-        room -= len(row["prompt"]) + sum(20 * len(one["text"]) for one in row["responses"])
+    for _, q, row in sorted(rows, key=lambda logged: -logged[0]):
+        room -= len(row["prompt"]) + sum(20 * len(response["text"]) for response in row["responses"])
         if room < 0:
             break
         history.logged.setdefault(q, []).append(row)
@@ -161,24 +161,24 @@ def _read_buffer(
         history.retired[number(question_id)] = at
     of_question: dict[int, list[Trajectory]] = {}
     for question_id, record in buffer.records.items():
-        q, trajectories = number(question_id), [one.trajectory for one in record.stored]
+        q, trajectories = number(question_id), [stored.trajectory for stored in record.stored]
         history.accuracy[q], history.stored[q] = round(float(record.accuracy), 4), len(trajectories)
         if trajectories:
             of_question[q] = trajectories
-            history.distinct[q] = round(diversity([one.token_ids for one in trajectories]), 3)
-        history.buffer["age"] += [history.buffer_step - one.step for one in trajectories]
+            history.distinct[q] = round(diversity([trajectory.token_ids for trajectory in trajectories]), 3)
+        history.buffer["age"] += [history.buffer_step - trajectory.step for trajectory in trajectories]
         history.buffer["tokens"] += map(len, trajectories)
         history.buffer["surprisal"] += map(_surprisal, trajectories)
     replays = Counter(q for q, replay in zip(history.events["q"], history.events["replay"], strict=True) if replay >= 0)
     room = TEXTS
     for q in sorted(of_question, key=lambda q: (q not in history.logged, -replays[q])):
-        for one in of_question[q]:
-            text = decode(one.token_ids)
+        for trajectory in of_question[q]:
+            text = decode(trajectory.token_ids)
             room -= len(text)
             if room < 0:
                 return
-            about = {"step": one.step, "tokens": len(one), "surprisal": _surprisal(one), "sound": one.sound}
-            history.texts.setdefault(q, []).append({**about, "text": text})
+            about = {"step": trajectory.step, "tokens": len(trajectory), "sound": trajectory.sound}
+            history.texts.setdefault(q, []).append({**about, "surprisal": _surprisal(trajectory), "text": text})
 
 
 def _surprisal(trajectory: Trajectory) -> float:
@@ -194,9 +194,9 @@ def diversity(responses: Sequence[npt.NDArray[np.int32]]) -> float:
     n = len(responses)
     if n < 2:
         return -1.0
-    own = [set(zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True)) for ids in responses]
-    total = sum(map(len, own))
-    return max((len(set().union(*own)) / total - 1 / n) / (1 - 1 / n), 0.0) if total else 0.0
+    pairs = [set(zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True)) for ids in responses]
+    total = sum(map(len, pairs))
+    return max((len(set().union(*pairs)) / total - 1 / n) / (1 - 1 / n), 0.0) if total else 0.0
 
 
 def forgotten_by_step(history: History) -> list[int]:

@@ -15,24 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import checkpoints, tokenizer_file
-from ..evaluation import html
 from ..files import write
 from ..paths import run_name
 from ..questions.special_tokens import response_text
 from ..records import Question
 from ..replay import ReplayBuffer, RetirementPolicy, snapshot
+from ..show.page import page as filled
 from ..tracking.tracker import MlflowTracker
 from . import buffer_charts
 from .history import KINDS, History, forgotten_by_step, read
 
 log = logging.getLogger(__name__)
 
-_COLOURS = (
-    (buffer_charts.REPLAYED, "replayed"),
-    (buffer_charts.STORED, "stored now"),
-    (buffer_charts.FRESH, "fresh"),
-    ("m7", "stored, not chosen"),
-)
 SHARE = 0.01  # of a run's time, at most, goes into its page
 
 
@@ -92,57 +86,17 @@ def decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:
 
 def page(history: History, name: str, notes: Sequence[str] = ()) -> str:
     """The whole page. name: of the run; notes: what the reader should know of it, plain texts"""
-    stored = "no replay buffer"
-    if history.buffer_step is not None:
-        stored = f"the replay buffer of step {history.buffer_step:,} with {sum(history.stored):,} trajectories"
-    kinds = Counter(KINDS[kind] for kind in history.events["kind"])
-    about = (
-        f"{len(history.steps):,} steps, {len(history.ids):,} questions, {len(history.replays['step']):,} replays; "
-        f"{stored}. {kinds['retired']:,} retirements, {kinds['returned']:,} returns, {kinds['evicted']:,} evicted "
-        f"trajectories, {forgotten_by_step(history)[-1]:,} questions forgotten at the end."
+    return filled(
+        "explore.html",
+        script="explore.js",
+        data=packed(history),
+        title=f"Experience of {name}",
+        notes=notes,
+        history=history,
+        charts=buffer_charts,
+        kinds=Counter(KINDS[kind] for kind in history.events["kind"]),
+        forgotten=forgotten_by_step(history)[-1],
     )
-    sections = [
-        ("questions", "Questions", _read("explore.html")),
-        ("buckets", "Buckets over steps", _buckets(history)),
-        ("replayed", "What is replayed", _replayed(history)),
-        ("lucky", "Lucky guesses and forgotten questions", _lucky(history)),
-        ("diversity", "Diversity of what is stored", html.panels(buffer_charts.diversity(history), "three")),
-    ]
-    head = f"{html.paragraph(about)}{html.notes(notes, 'quiet')}<style>{_read('explore.css')}</style>"
-    return html.page(f"Experience of {name}", head, sections, _read("explore.js"), json.dumps(packed(history)))
-
-
-def _read(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-def _buckets(history: History) -> str:
-    spreads = buffer_charts.spreads(history)
-    by = "level of spread, and the spread of a group's rewards (median, 10 % to 90 %)" if spreads else "latest accuracy"
-    about = f"Questions with stored trajectories by {by}; unsolved: fallen to 0. At the top: the retired."
-    names = [(colour, level) for level, colour in buffer_charts.LEVELS.items()]
-    charts = map(html.wide, filter(None, [buffer_charts.buckets(history), spreads]))
-    return html.paragraph(about) + html.legend(names) + "".join(charts)
-
-
-def _replayed(history: History) -> str:
-    about = (
-        "Above: the median, and the band from the 10 % to the 90 % quantile. Below: distributions over all replays of "
-        "the run, against the buffer."
-    )
-    return html.paragraph(about) + html.legend(_COLOURS) + html.panels(buffer_charts.replayed(history), "three")
-
-
-def _lucky(history: History) -> str:
-    about = (
-        "A lucky guess is a correct answer whose reasoning does not hold. A forgotten question was solved once, and "
-        "its latest group had no success."
-    )
-    lucky = buffer_charts.lucky(history)
-    panels = [*filter(None, [lucky]), buffer_charts.forgotten(history)]
-    names = [(buffer_charts.FRESH, "fresh"), (buffer_charts.REPLAYED, "replayed"), ("m5", "forgotten")]
-    key = html.legend(names) if lucky else html.paragraph("Nothing checks the reasoning of this run's answers.")
-    return html.paragraph(about) + key + html.panels(panels, "three")
 
 
 def packed(history: History) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..evaluation.plots import short
-from .curve import AXES, Array, Curve, Params, TrackedRun, band, common_range
-from .seeds import Mean, holm, mean, paired
+from ..show.bootstrap import Array
+from ..show.seeds import Mean, holm, mean, paired
+from ..show.tables import count, first_few, short
+from .curve import AXES, Curve, Params, TrackedRun, band, common_range
 
 # What is measured of every run and compared, in the metric's unit: (key, heading).
 MEASURES = (
@@ -199,10 +200,10 @@ def differing_settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, l
     mixed: dict[str, list[str]] = defaultdict(list)
     for name in names:
         values = [sorted({curve.run.params.get(name, "") for curve in variant.curves}) for variant in variants]
-        if any(each != values[0] for each in values):
-            differing[name] = [" | ".join(each) for each in values]
-        for variant, each in zip(variants, values, strict=True):
-            if len(each) > 1:
+        if any(of_variant != values[0] for of_variant in values):
+            differing[name] = [" | ".join(of_variant) for of_variant in values]
+        for variant, of_variant in zip(variants, values, strict=True):
+            if len(of_variant) > 1:
                 mixed[variant.name].append(name)
     return differing, [
         f"{variant}: its runs differ in more than the seed: {first_few(params)}" for variant, params in mixed.items()
@@ -223,7 +224,7 @@ def named_by_settings(runs: Sequence[TrackedRun], variant_of: Callable[[Params],
         differing = [name for name in names if len({values.get(name) for _, values in pairs}) > 1]
         for run, values in pairs:
             words = [f"{name} = {values.get(name, 'not bound')}" for name in differing]
-            label = first_few([short(each, LABEL) for each in words], 4)
+            label = first_few([short(word, LABEL) for word in words], 4)
             if label != ", ".join(words):  # what is cut may be what differs
                 label += f", {hashlib.blake2b(repr(words).encode(), digest_size=3).hexdigest()}"
             renamed.append(replace(run, variant=f"{run.variant} ({label})") if differing else run)
@@ -245,16 +246,5 @@ def newest(runs: Iterable[TrackedRun]) -> tuple[list[TrackedRun], list[str]]:
     return chosen, notes
 
 
-def count(runs: int | Sequence[object]) -> str:
-    """'1 run', '2 runs'"""
-    number = runs if isinstance(runs, int) else len(runs)
-    return f"{number:,} run{'' if number == 1 else 's'}"
-
-
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
-def first_few(names: Sequence[str], most: int = 6) -> str:
-    """The first names, and the number of the others."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

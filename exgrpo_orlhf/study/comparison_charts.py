@@ -6,13 +6,15 @@ Variants are coloured in order: 8 colours, then the same again dashed, then dott
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..evaluation.plots import LINE, PALETTE, SERIES, WIDTH, Drawing, drawing, wrapped
-from .comparison import MEASURES, Comparison
-from .comparison_tables import UNITS, difference, number, plus_minus
-from .curve import AXES
+from ..progress import score_name
+from ..show.charts import LINE, PALETTE, SERIES, WIDTH, Chart, curve, dot, drawing, interval, panel, png, svg, wrapped
+from ..show.tables import plus_minus
+from .comparison import MEASURES, Comparison, compare
+from .comparison_tables import UNITS
+from .curve import AXES, logged_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,13 +24,24 @@ MARGIN = 0.04  # of an axis, on either side of what is drawn: whole dots and lin
 NAMES = {"steps": "steps", "tokens": "generated tokens", "seconds": "training time"}
 
 
-def style(series: int) -> str:
-    """The CSS classes of a variant's colour and dashes."""
-    return f"m{series % SERIES} d{series // SERIES % 3}"
+ACCURACY = "eval/greedy_accuracy"
+TRAINING = (  # title, metric and axis of the panels of a training run
+    ("Validation accuracy", ACCURACY, "steps"),
+    ("Validation accuracy", ACCURACY, "tokens"),
+    ("Reward of fresh rollouts", "reward/mean", "steps"),
+    ("Lucky guesses among correct rollouts", "reward/lucky_guess_rate", "steps"),
+    ("Share of replayed questions", "replay/actual_share", "steps"),
+    ("Retired questions", "replay/retired", "steps"),
+)
 
 
-def _look(series: int) -> dict[str, Any]:
-    return {"color": PALETTE[f"m{series % SERIES}"], "linestyle": ("-", "--", ":")[series // SERIES % 3]}
+def colour(series: int) -> str:
+    return f"m{series % SERIES}"
+
+
+def dashes(series: int) -> int:
+    """0: a line, 1: dashed, 2: dotted"""
+    return series // SERIES % 3
 
 
 def _limits(values: Iterable[float]) -> tuple[float, float]:
@@ -55,50 +68,52 @@ def ends(comparison: Comparison) -> tuple[float, float, bool]:
     return *drawn, drawn != (least, most)
 
 
-def curves(comparison: Comparison, axis: str) -> tuple[str, str] | None:
-    """(title, chart): learning curves of the variants; None where none can be drawn against this axis."""
-    with drawing(*PANEL) as chart:
-        title = f"{comparison.metric} against {NAMES[axis]}"
-        drawn = _curves(chart, chart.axes(46, 14, 10, 42), comparison, axis, dots=True)
-        return (title, chart.svg(title, "learning")) if drawn else None
+def curves(comparison: Comparison) -> list[Chart]:
+    """Learning curves of the variants, against each axis for which there are some."""
+    charts = []
+    for axis in AXES:
+        if any(comparison.bands[axis]):
+            with panel(*PANEL) as (figure, axes):
+                _curves(axes, comparison, axis)
+                charts.append(svg(figure, f"{comparison.metric} against {NAMES[axis]}", "learning"))
+    return charts
 
 
-def _curves(chart: Drawing, axes: Axes, comparison: Comparison, axis: str, dots: bool = False) -> bool:
-    """Draw each variant's mean with its interval, and its seeds as thin lines; more variants than colours as means.
-    dots: dots to point at. Returns whether there are curves to draw."""
+def _curves(axes: Axes, comparison: Comparison, axis: str, names: Sequence[str] = ()) -> None:
+    """Each variant's mean with its interval, and its seeds as thin lines; more variants than colours as means.
+
+    names: of variants, which have their colours in this order; by default those of the comparison
+    """
+    names = names or [variant.name for variant in comparison.variants]
     unit, size = UNITS[axis]
     axes.set(xlabel=unit, ylim=_limits(ends(comparison)[:2]))
-    pairs = enumerate(zip(comparison.variants, comparison.bands[axis], strict=True))
-    drawn = [(i, variant, band) for i, (variant, band) in pairs if band]
-    for i, variant, (x, mean, low, high) in drawn:
-        look, classes = _look(i), f"series {style(i)}"
-        if len(variant.curves) > 1 and len(drawn) <= SERIES:
-            area = axes.fill_between(x / size, low, high, alpha=0.15, color=look["color"], linewidth=0)
-            chart.mark(area, f"band {classes}")
-            for curve in variant.curves:
-                (line,) = axes.plot(curve.along(axis) / size, curve.values, linewidth=0.8, alpha=0.35, **look)
-                words = f"{variant.name}, seed {curve.run.seed}: {number(curve.final)} at the end"
-                chart.mark(line, f"thin {classes}", words)
-        (line,) = axes.plot(x / size, mean, linewidth=1.8, label=variant.name, **look)
-        chart.mark(line, f"curve {classes}", variant.name)
+    crowded = sum(map(bool, comparison.bands[axis])) > SERIES
+    for variant, band in zip(comparison.variants, comparison.bands[axis], strict=True):
+        if not band:
+            continue
+        (x, mean, low, high), i = band, names.index(variant.name)
+        look: dict[str, Any] = {"linestyle": ("-", "--", ":")[dashes(i)]}
+        alone = crowded or len(variant.curves) == 1
+        for run in () if alone else variant.curves:
+            along = run.along(axis) / size
+            curve(axes, along, run.values, colour(i), kind="thin", linewidth=0.8, alpha=0.35, **look)
+        marker = "o" if len(x) <= 60 else ""
+        bounds = None if alone else (low, high)
+        curve(axes, x / size, mean, colour(i), bounds, label=variant.name, marker=marker, markersize=3.6, **look)
     axes.set_xlim(left=-MARGIN / 2 * axes.get_xlim()[1])
-    for i, variant, (x, mean, _, _) in drawn:
-        for at, value in zip(x / size, mean, strict=True) if dots and len(x) <= 60 else ():
-            (dot,) = axes.plot(at, value, "o", markersize=3.6, color=_look(i)["color"])
-            chart.mark(dot, f"knot series {style(i)}", f"{variant.name}: {number(value)}")
-    return bool(drawn)
 
 
-def finals(comparison: Comparison) -> str:
+def finals(comparison: Comparison) -> Chart:
     """Each seed's last value, a row for each variant; collapsed ones hollow; beside the row mean and interval."""
-    names = [wrapped(variant.name, 250, 10) for variant in comparison.variants]
-    with drawing(WIDTH, _row(names, 30) * len(names) + 52) as chart:
-        axes = chart.axes(270, 190, 8, 44, xlabel=f"{comparison.metric} at the end")
-        _finals(chart, axes, comparison, names)
+    names = [wrapped(variant.name) for variant in comparison.variants]
+    with drawing(WIDTH, _row(names, 30) * len(names) + 52) as figure:
+        axes = figure.subplots()
+        axes.set_xlabel(f"{comparison.metric} at the end")
+        _finals(axes, comparison, names)
         for i, variant in enumerate(comparison.variants):
             place = axes.get_yaxis_transform()
             axes.text(1.02, i, plus_minus(variant.mean("final")), va="center", fontsize=11, transform=place)
-        return chart.svg(f"{comparison.metric} at the end, by seed", "finals")
+        return svg(figure, f"{comparison.metric} at the end, by seed", "finals")
 
 
 def _row(names: Sequence[str], least: float) -> float:
@@ -106,75 +121,84 @@ def _row(names: Sequence[str], least: float) -> float:
     return max(least, 10 * LINE * max(name.count("\n") + 1 for name in names) + 6)
 
 
-def _finals(chart: Drawing, axes: Axes, comparison: Comparison, names: Sequence[str]) -> None:
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(len(names)), names, color=PALETTE["ink"], fontsize=10)
+
+
+def _finals(axes: Axes, comparison: Comparison, names: Sequence[str]) -> None:
     variants = comparison.variants
     means = [variant.mean("final") for variant in variants]
     bounds = [bound for mean in means if mean for bound in mean.bounds or ()]
     axes.set(xlim=_limits([*bounds, *(value for variant in variants for value in variant.values["final"])]))
-    axes.set_ylim(len(variants) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.set_yticks(range(len(variants)), names, color=PALETTE["ink"], fontsize=10)
+    _rows(axes, names)
     for i, (variant, mean) in enumerate(zip(variants, means, strict=True)):
-        colour, classes = _look(i)["color"], f"series {style(i)}"
+        name, paint = colour(i), PALETTE[colour(i)]
         if mean and mean.bounds:
             low, high = mean.bounds
-            chart.mark(axes.barh(i, high - low, 0.6, low, color=colour, alpha=0.16)[0], f"spread {classes}")
+            axes.barh(i, high - low, 0.6, low, color=paint, alpha=0.16, gid=f"spread-{name}")
         if mean:
-            (line,) = axes.plot((mean.value, mean.value), (i - 0.3, i + 0.3), color=colour, linewidth=2.4)
-            chart.mark(line, f"mean {classes}")
-        for curve in variant.curves:
-            face = PALETTE["paper"] if curve.collapsed else colour
-            (dot,) = axes.plot(curve.final, i, "o", color=colour, markerfacecolor=face, alpha=0.7)
-            part, end = (" part", ", collapsed") if curve.collapsed else ("", "")
-            chart.mark(
-                dot, f"dot{part} {classes}", f"{variant.name}, seed {curve.run.seed}: {number(curve.final)}{end}"
-            )
+            axes.plot((mean.value, mean.value), (i - 0.3, i + 0.3), color=paint, linewidth=2.4, gid=f"mean-{name}")
+        for run in variant.curves:
+            dot(axes, i, run.final, name, hollow=run.collapsed)
 
 
-def differences(comparison: Comparison) -> str | None:
-    """A panel for each measure, a row for each variant: the difference from the baseline; None without any."""
-    series = {variant.name: i for i, variant in enumerate(comparison.variants)}
-    compared = {each.variant for each in comparison.differences}
-    if not compared:
-        return None
-    names = [name for name in series if name in compared]
-    labels = [wrapped(name, 190, 10) for name in names]
-    height = _row(labels, 26) * len(names) + 70
-    with drawing(WIDTH, height) as chart:
-        panels = chart.figure.subplots(1, len(MEASURES), sharex=True, sharey=True)
-        chart.figure.subplots_adjust(210 / WIDTH, 42 / height, 1 - 14 / WIDTH, 1 - 28 / height, wspace=0.12)
-        for axes, (key, heading) in zip(panels, MEASURES, strict=True):
-            axes.set(title=heading, ylim=(len(names) - 0.5, -0.5))
-            axes.axvline(0, color=PALETTE["ink"], linewidth=1.2)
-            axes.grid(visible=False, axis="y")
-            axes.locator_params(axis="x", nbins=4)
-            for each in (each for each in comparison.differences if each.measure == key):
-                i, y = series[each.variant], names.index(each.variant)
-                colour, classes = _look(i)["color"], f"series {style(i)}"
-                words = f"{each.variant}, {heading}: {' '.join(difference(each.mean))}"
-                if each.mean.bounds:
-                    (line,) = axes.plot(each.mean.bounds, (y, y), color=colour, linewidth=2.4, alpha=0.55)
-                    chart.mark(line, f"whisker {classes}", words)
-                chart.mark(axes.plot(each.mean.value, y, "o", color=colour)[0], f"dot {classes}", words)
-        panels[0].set_yticks(range(len(names)), labels, color=PALETTE["ink"], fontsize=10)
+def differences(comparison: Comparison) -> Chart:
+    """A panel for each measure, a row for each variant: the difference from the baseline."""
+    compared = {difference.variant for difference in comparison.differences}
+    series = {variant.name: i for i, variant in enumerate(comparison.variants) if variant.name in compared}
+    names = [wrapped(name, 30) for name in series]
+    rows = {name: row for row, name in enumerate(series)}
+    with drawing(WIDTH, _row(names, 26) * len(names) + 70) as figure:
+        panels = dict(zip(dict(MEASURES), figure.subplots(1, len(MEASURES), sharex=True, sharey=True), strict=True))
+        for measure, heading in MEASURES:
+            panels[measure].set_title(heading)
+            panels[measure].axvline(0, color=PALETTE["ink"], linewidth=1.2)
+            panels[measure].locator_params(axis="x", nbins=4)
+            panels[measure].grid(visible=False, axis="y")
+        _rows(panels[MEASURES[0][0]], names)
+        for difference in comparison.differences:
+            mean, name = difference.mean, difference.variant
+            interval(panels[difference.measure], rows[name], mean.value, mean.bounds, colour(series[name]))
         label = f"difference of {comparison.metric} from {comparison.baseline}, 95 % intervals over seeds"
-        chart.figure.supxlabel(label, fontsize=9.5, color=PALETTE["quiet"])
-        return chart.svg(label, "differences")
+        figure.supxlabel(label, fontsize=9.5, color=PALETTE["quiet"])
+        return svg(figure, label, "differences")
 
 
 def picture(comparisons: Sequence[Comparison]) -> bytes:
     """A PNG: a row for each metric, with its curves against the three axes and the last values by seed."""
     most = max(len(comparison.variants) for comparison in comparisons)
     height = 72 * (max(4.2, 0.24 * most) * len(comparisons) + 0.3 * math.ceil(most / 6))
-    with drawing(1296, height, layout="constrained") as chart:
-        grid = chart.figure.subplots(len(comparisons), 4, squeeze=False)
-        for row, comparison in zip(grid, comparisons, strict=True):
-            for axes, axis in zip(row, AXES, strict=False):
-                _curves(chart, axes, comparison, axis)
+    with drawing(1296, height) as figure:
+        grid = figure.subplots(len(comparisons), 4, squeeze=False)
+        for (*panels, last), comparison in zip(grid, comparisons, strict=True):
+            for axes, axis in zip(panels, AXES, strict=True):
+                _curves(axes, comparison, axis)
                 axes.set_title(f"against {NAMES[axis]}")
-            row[0].set_ylabel(comparison.metric)
-            _finals(chart, row[3], comparison, [wrapped(variant.name, 150, 10) for variant in comparison.variants])
-            row[3].set_title("at the end, by seed")
+            panels[0].set_ylabel(comparison.metric)
+            _finals(last, comparison, [wrapped(variant.name, 24) for variant in comparison.variants])
+            last.set_title("at the end, by seed")
         handles, labels = grid[0][0].get_legend_handles_labels()
-        chart.figure.legend(handles, labels, loc="outside lower center", ncols=min(6, most))
-        return chart.png()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(6, most))
+        return png(figure)
+
+
+def training_picture(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
+    """A PNG: six panels of training runs, as far as they were measured. runs: by name, rows of metrics.jsonl"""
+    with drawing(936, 504) as figure:
+        panels = figure.subplots(2, 3)
+        for axes, (title, metric, axis) in zip(panels.flat, TRAINING, strict=True):
+            if metric == ACCURACY:  # sampled validation has another name
+                metric = score_name(name for rows in runs.values() for row in rows for name in row) or metric
+            curves = [
+                logged_curve(name, i, rows, metric)
+                for i, (name, rows) in enumerate(runs.items())
+                if any(metric in row for row in rows)
+            ]
+            axes.set_title(title)
+            axes.locator_params(axis="x", nbins=4)  # labels are long
+            if curves:
+                _curves(axes, compare(metric, curves, None), axis, list(runs))
+        panels.flat[0].legend()
+        return png(figure)

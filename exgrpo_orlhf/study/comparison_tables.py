@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import NamedTuple
 
-from ..evaluation.results_table import NONE, aligned, markdown_table
+from ..show.seeds import EXACT_UP_TO, Mean
+from ..show.tables import NONE, Table, aligned, csv_text, difference, markdown_table, p_value, plus_minus
 from .comparison import COSTS, MEASURES, Comparison
-from .seeds import EXACT_UP_TO, Mean
 
 UNITS = {"tokens": ("million tokens", 1e6), "seconds": ("minutes", 60.0), "steps": ("steps", 1.0)}
 VALUES = (
@@ -20,40 +17,8 @@ VALUES = (
 CURVES = ("metric", "variant", "seed", "step", "tokens", "seconds", "value", "run")
 
 
-class Table(NamedTuple):
-    """A table of plain text. The first `left` columns are flush left."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int
-
-
-def number(value: float, like: float | None = None, sign: str = "") -> str:
-    """A number with 3 decimals below 10, 1 below 1000, else none. like: the number whose magnitude decides"""
-    size = abs(value if like is None else like)
-    return f"{value:{sign}z,.{3 if size < 10 else 1 if size < 1000 else 0}f}"
-
-
-def plus_minus(mean: Mean | None, unit: float = 1.0) -> str:
-    if mean is None:
-        return NONE
-    half = "" if mean.bounds is None else f" ± {number((mean.value - mean.bounds[0]) / unit, mean.value / unit)}"
-    return number(mean.value / unit) + half
-
-
-def difference(mean: Mean) -> tuple[str, str]:
-    """(value, interval), with their signs."""
-    bounds = [number(bound, mean.value, "+") for bound in mean.bounds or ()]
-    return number(mean.value, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
-
-
-def p_value(p: float | None) -> str:
-    return NONE if p is None else "<0.0001" if p < 1e-4 else f"{p:.4f}"
-
-
-def tables(comparison: Comparison) -> list[Table]:
-    """A table of what each variant reached and, with a baseline, one of the differences by measure."""
+def tables(comparison: Comparison) -> tuple[Table, Table | None]:
+    """A table of what each variant reached, and one of the differences from the baseline if there are any."""
     rows = [
         (
             variant.name + (" (baseline)" if variant.name == comparison.baseline else ""),
@@ -68,15 +33,15 @@ def tables(comparison: Comparison) -> list[Table]:
     head = ("variant", "seeds", "collapsed", *columns)
     of_variants = Table(f"{comparison.metric}: mean ± 95 % interval over seeds", head, tuple(rows), 1)
     if not comparison.differences:
-        return [of_variants]
+        return of_variants, None
     names = ("measure", "variant", "seeds", "difference", "95 % interval", "p", "p (Holm)", "p (sign flips)")
     title = f"{comparison.metric}: differences from {comparison.baseline}, seed by seed"
     rows, headings = [], dict(MEASURES)
-    for each in comparison.differences:
-        heading = headings.pop(each.measure, "")  # a measure is named in its first row
-        ps = map(p_value, (each.p, each.p_holm, each.p_exact))
-        rows.append((heading, each.variant, str(len(each.seeds)), *difference(each.mean), *ps))
-    return [of_variants, Table(title, names, tuple(rows), 2)]
+    for effect in comparison.differences:
+        heading = headings.pop(effect.measure, "")  # a measure is named in its first row
+        ps = map(p_value, (effect.p, effect.p_holm, effect.p_exact))
+        rows.append((heading, effect.variant, str(len(effect.seeds)), *difference(effect.mean), *ps))
+    return of_variants, Table(title, names, tuple(rows), 2)
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -97,11 +62,11 @@ def remarks(comparison: Comparison) -> list[str]:
     )
     if comparison.differences:
         lines.append("p: paired t test over seeds, two-sided; Holm: corrected for the number of variants compared")
-        for seeds in sorted({len(each.seeds) for each in comparison.differences}):
+        for seeds in sorted({len(effect.seeds) for effect in comparison.differences}):
             if 1 < seeds <= EXACT_UP_TO:
                 least = f"2/{2**seeds} = {2 / 2**seeds:.3g}"
                 lines.append(f"p (sign flips): exact, uncorrected; with {seeds} seeds it is never below {least}")
-        if any(each.mean.bounds is None and each.mean.count > 1 for each in comparison.differences):
+        if any(effect.mean.bounds is None and effect.mean.count > 1 for effect in comparison.differences):
             lines.append("no interval and no p where all seeds differ by the same amount: there is no spread")
     return lines
 
@@ -109,7 +74,7 @@ def remarks(comparison: Comparison) -> list[str]:
 def terminal(comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
     text: list[str] = []
     for comparison in comparisons:
-        for table in tables(comparison):
+        for table in filter(None, tables(comparison)):
             text += [table.title, "", *aligned([table.head, *table.rows], left=table.left), ""]
         text += [*(f"  {remark}" for remark in remarks(comparison)), ""]
         text += [f"note: {note}" for note in comparison.notes] + ([""] if comparison.notes else [])
@@ -119,7 +84,7 @@ def terminal(comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
 def markdown(title: str, comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
     text = [f"# {title}", ""]
     for comparison in comparisons:
-        for table in tables(comparison):
+        for table in filter(None, tables(comparison)):
             text += [f"## {table.title}", "", *markdown_table(table.head, table.rows, table.left), ""]
         text += [*(f"- {remark}" for remark in (*remarks(comparison), *comparison.notes)), ""]
     # Names come from the tags of runs, and most viewers of markdown render HTML.
@@ -140,10 +105,10 @@ def values_csv(comparisons: Sequence[Comparison]) -> str:
                     rows.append({"kind": "run", **about, **run, **cells})
                 if mean := variant.mean(key):
                     rows.append({"kind": "variant", **about, **_mean(mean), "collapsed": len(variant.collapsed)})
-        for each in comparison.differences:
-            about = {"metric": comparison.metric, "measure": each.measure, "variant": each.variant}
-            tests = {"p": each.p, "p_holm": each.p_holm, "p_exact": each.p_exact}
-            rows.append({"kind": "difference", **about, **_mean(each.mean), **tests})
+        for effect in comparison.differences:
+            about = {"metric": comparison.metric, "measure": effect.measure, "variant": effect.variant}
+            tests = {"p": effect.p, "p_holm": effect.p_holm, "p_exact": effect.p_exact}
+            rows.append({"kind": "difference", **about, **_mean(effect.mean), **tests})
     return csv_text(VALUES, rows)
 
 
@@ -162,12 +127,3 @@ def curves_csv(comparisons: Sequence[Comparison]) -> str:
                 point = dict(zip(("tokens", "seconds", "value"), map(float, numbers), strict=True))
                 rows.append({**run, "run": curve.run.id, "step": int(step), **point})
     return csv_text(CURVES, rows)
-
-
-def csv_text(head: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
-    """A CSV file with these columns; a cell that is missing, None or NaN is empty."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, head, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: cell for name, cell in row.items() if cell == cell} for row in rows)  # NaN is not itself
-    return out.getvalue()

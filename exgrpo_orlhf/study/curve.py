@@ -5,23 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from .seeds import mean
+from ..show.bootstrap import Array
+from ..show.seeds import t_test
 
-Array = npt.NDArray[np.float64]
 Params = Mapping[str, str]  # by name
 # Metrics of which more is better, so that a fall is a collapse: rewards, accuracies and benchmarks' averages
 _SUCCESS = re.compile(r"^reward/mean$|^eval/(.*[/_])?(accuracy|pass_at|avg_at|maj_at|avg)(_[^/]*)?$")
+TOKENS, SECONDS = "cost/generated_tokens", "time/step"  # metrics by which curves are drawn against these
+History = tuple[Array, Array]  # (steps, values), (N,) each, with increasing steps
 AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as listed by the tracking server.
+    """A run as listed by the tracking server, or one that is in no store: its id is its name then.
 
     metrics: their names; started: milliseconds since 1970; url: of its page, None for a local store
     """
@@ -30,12 +31,12 @@ class TrackedRun:
     name: str
     variant: str
     seed: int
-    engine: str
-    status: str
-    started: int
-    params: Params
-    metrics: frozenset[str]
-    url: str | None
+    engine: str = "local"
+    status: str = "FINISHED"
+    started: int = 0
+    params: Params = field(default_factory=dict)
+    metrics: frozenset[str] = frozenset()
+    url: str | None = None
 
     def __str__(self) -> str:
         return f"{self.variant}, seed {self.seed} ({self.name}, {self.id})"
@@ -98,6 +99,31 @@ class Curve:
         return float(np.trapezoid(y, x) / (high - low))
 
 
+def curve_of(run: TrackedRun, metric: str, histories: Mapping[str, History]) -> Curve:
+    """histories: of this metric and, where the run has them, of TOKENS and SECONDS"""
+    steps, values = histories[metric]
+    tokens = seconds = np.full(len(steps), np.nan)
+    if generated := histories.get(TOKENS):
+        at, total = generated
+        if at[0] <= steps[0] <= steps[-1] <= at[-1]:  # interpolated; a resumed run may repeat steps, but never falls
+            tokens = np.interp(steps, at, np.maximum.accumulate(total))
+    if spent := histories.get(SECONDS):
+        at, of_step = spent
+        if steps[-1] <= at[-1]:  # the sum of the times of all steps up to each of these
+            seconds = np.concatenate([[0.0], np.cumsum(of_step)])[np.searchsorted(at, steps, side="right")]
+    return Curve(run, steps, values, tokens, seconds, metric)
+
+
+def logged_curve(name: str, seed: int, rows: Sequence[Mapping[str, float]], metric: str) -> Curve:
+    """The curve of a run that is in no store. name: of the run and its variant; rows: of its metrics.jsonl"""
+    histories: dict[str, History] = {}
+    for key in (metric, TOKENS, SECONDS):
+        if points := [(row["step"], row[key]) for row in rows if key in row]:
+            steps, values = np.array(points, np.float64).T
+            histories[key] = steps, values
+    return curve_of(TrackedRun(name, name, name, seed), metric, histories)
+
+
 def common_range(curves: Iterable[Curve], axis: str) -> tuple[float, float] | None:
     """What all curves cover of an axis; None where there is no such range."""
     ends = np.array([curve.along(axis)[[0, -1]] for curve in curves])
@@ -108,7 +134,7 @@ def common_range(curves: Iterable[Curve], axis: str) -> tuple[float, float] | No
 def band(curves: Sequence[Curve], axis: str) -> tuple[Array, Array, Array, Array] | None:
     """(x, mean, low, high), (X,) each: the mean of the curves where all of them are, and its 95 % interval.
 
-    Without an interval (seeds.py), low = high = mean. None where the curves have no range of the axis in common.
+    Without an interval (show/seeds.py), low = high = mean. None where the curves have no range of the axis in common.
     """
     common = common_range(curves, axis)
     if common is None:
@@ -116,6 +142,5 @@ def band(curves: Sequence[Curve], axis: str) -> tuple[Array, Array, Array, Array
     points = np.unique(np.concatenate([curve.along(axis) for curve in curves]))
     x = points[(points >= common[0]) & (points <= common[1])]
     values = np.array([np.interp(x, curve.along(axis), curve.values) for curve in curves])
-    means = [mean(column) for column in values.T]
-    average, low, high = np.array([[m.value, *(m.bounds or (m.value, m.value))] for m in means]).T
-    return x, average, low, high
+    average, (low, high, _) = values.mean(axis=0), t_test(values)
+    return x, average, np.where(np.isnan(low), average, low), np.where(np.isnan(high), average, high)

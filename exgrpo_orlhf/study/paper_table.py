@@ -7,9 +7,9 @@ from scipy.special import ndtri
 from ..evaluation.benchmarks import Definitions
 from ..evaluation.folder import Results
 from ..evaluation.paper import Paper, bounds_text, score, value_text
-from ..evaluation.results_table import NONE, aligned, percent
-from ..evaluation.statistics import LEVEL
-from .seeds import mean
+from ..show.bootstrap import LEVEL
+from ..show.seeds import mean
+from ..show.tables import NONE, aligned, percent
 from .suite import Suite
 
 

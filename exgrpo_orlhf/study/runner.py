@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from ..checkpoints import in_use
 from ..progress import duration
 from ..stopping import StopRequest, described
-from .runs import RunProgress, StudyRun, in_use, seconds_left
+from .runs import RunProgress, StudyRun, seconds_left
 
 log = logging.getLogger(__name__)
 LOOK_AT_STEPS_EVERY = 5.0  # seconds
@@ -37,14 +38,13 @@ class Runner:
         script: Path,
         jobs: int,
         threads: int | None,
-        tags: Mapping[str, str],
     ) -> None:
-        """progress: by name, of runs that have begun or finished; script: scripts/train.py; tags: of every run"""
+        """progress: by name, of runs that have begun or finished; script: scripts/train.py"""
         self.waiting, self.running = list(waiting), dict[StudyRun, subprocess.Popen[bytes]]()
         self.finished, self.failed = list[StudyRun](), dict[StudyRun, int]()
         self.stopped_by: signal.Signals | None = None
         self.progress = dict(progress)
-        self._group, self._script, self._jobs, self._threads, self._tags = group, script, jobs, threads, tags
+        self._group, self._script, self._jobs, self._threads = group, script, jobs, threads
         self._total = len(self.waiting)
         self._news: tuple[object, ...] = ()
         self._in_use = set[StudyRun]()  # runs for which the warning was logged
@@ -82,9 +82,7 @@ class Runner:
             words += ["--gin", file]
         for binding in run.variant.bindings:
             words += ["--set", binding]
-        for name, value in {**self._tags, "group": self._group, "variant": run.variant.name}.items():
-            words += ["--tag", f"{name}={value}"]
-        return words
+        return [*words, "--tag", f"group={self._group}", "--tag", f"variant={run.variant.name}"]
 
     def _start(self) -> None:
         for run in list(self.waiting):

@@ -15,12 +15,13 @@ from pathlib import Path
 from statistics import median
 
 from .. import checkpoints
-from ..evaluation.results_table import aligned
 from ..experiment import Experiment
-from ..files import locked
 from ..progress import evaluations_left, score_name
+from ..redaction import without_password
 from ..settings import ConfigError
+from ..show.tables import aligned
 from ..tracking.metrics_log import MetricsLog
+from ..tracking.tracker import ARRIVED
 from .suite import Variant
 
 
@@ -53,6 +54,11 @@ class StudyRun:
             return False
         checkpoints.read_state(saved[max(saved)], self.identity)
         return max(saved) >= self.steps
+
+    def sent(self, uri: str) -> bool:
+        """Whether all of the run has arrived in MLflow at this address."""
+        path = self.folder / ARRIVED
+        return path.exists() and path.read_text(encoding="utf-8") == without_password(uri)
 
     def failure(self) -> int | None:
         """The exit status with which this configuration failed; None if it did not fail."""
@@ -147,11 +153,11 @@ def seconds_left(runs: Sequence[StudyRun], progress: Mapping[str, RunProgress], 
     """
     steps, seconds = defaultdict[str, int](int), defaultdict[str, float](float)
     evaluations = defaultdict[str, list[float]](list)
-    for name, each in progress.items():
+    for name, of_run in progress.items():
         for key in (name.rpartition("/")[0], ""):
-            steps[key] += max(0, each.step)
-            seconds[key] += each.pace * max(0, each.step)
-            evaluations[key] += [each.evaluation] if each.evaluation else []
+            steps[key] += max(0, of_run.step)
+            seconds[key] += of_run.pace * max(0, of_run.step)
+            evaluations[key] += [of_run.evaluation] if of_run.evaluation else []
     if not steps[""]:
         return None
     work = []
@@ -186,12 +192,3 @@ def _cell(run: StudyRun, finished: Collection[str], progress: RunProgress) -> st
     if run.failure() is not None:
         return "failed"
     return f"{progress.step}/{run.steps}" if progress.step > 0 else "–"
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a process trains in this folder (checkpoints.claim)."""
-    try:
-        with locked(folder / ".lock", wait=False):
-            return False
-    except BlockingIOError:
-        return True

@@ -8,8 +8,8 @@ endpoint of its servers is made for their web page and silently cuts at 25,000 v
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from ..redaction import without_password
+from ..show.tables import count, first_few
 from ..tracking.client import all_runs, connect, sqlite_file
-from .comparison import count, first_few, named_by_settings, newest
-from .curve import Array, Curve, Params, TrackedRun
-from .parent import PLANNED, SUITE_TAG
+from .comparison import named_by_settings, newest
+from .curve import SECONDS, TOKENS, Curve, History, Params, TrackedRun, curve_of
 
 PAGE = 100  # runs: about 25,000 params, metrics and tags, all of which MLflow sends
 AT_ONCE = 8  # histories
-TOKENS, SECONDS = "cost/generated_tokens", "time/step"
 
 
 class StoreError(ValueError):
@@ -71,12 +70,6 @@ class Store:
         if strange := [run.info for run in unnamed if any(metric in run.data.metrics for metric in metrics)]:
             names = first_few([f"{info.run_name} ({info.run_id})" for info in strange])
             notes.append(f"left out, because they have no variant (tag variant or gin) or no seed: {names}")
-        tags = [tag for run in unnamed for tag in run.data.tags.items() if tag[0].startswith(PLANNED)]
-        planned = {f"{name.removeprefix(PLANNED)}/seed{seed}" for name, seeds in tags for seed in seeds.split()}
-        if lacking := sorted(planned - {f"{run.variant}/seed{run.seed}" for run in listed}):
-            notes.append(
-                f"planned, and not in MLflow: {first_few(lacking)}; the group's command of scripts/ablate.py runs them"
-            )
         incomplete = [run for run in listed if run.status != "FINISHED"]
         if incomplete and unfinished:
             statuses = Counter(run.status for run in incomplete)
@@ -101,23 +94,24 @@ class Store:
         names = dict.fromkeys((*metrics, TOKENS, SECONDS))
         wanted = [(run, name) for run in runs for name in names if name in run.metrics]
         with self._one_line_errors(), ThreadPoolExecutor(AT_ONCE) as threads:
-            read = threads.map(lambda each: self._history(*each), wanted)
-            histories = {(run.id, name): history for (run, name), history in zip(wanted, read, strict=True)}
-        return {metric: [_curve(run, metric, histories) for run in runs if metric in run.metrics] for metric in metrics}
+            read = threads.map(self._history, *zip(*wanted, strict=True))
+            histories: dict[str, dict[str, History]] = defaultdict(dict)
+            for (run, name), history in zip(wanted, read, strict=True):
+                histories[run.id][name] = history
+        return {
+            metric: [curve_of(run, metric, histories[run.id]) for run in runs if metric in run.metrics]
+            for metric in metrics
+        }
 
     def _runs(self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> list[Any]:
-        """The runs of MLflow that pass the filter, at least one, and the group's parents; without a group and with none
-        of the metrics, all."""
+        """The runs of MLflow that pass the filter, at least one; without a group and with none of the metrics, all."""
         where, clauses = self._experiment(experiment), [more] if more else []
         if group is None:  # MLflow's filters have no "or", and this is the only way to say "has"
             queries = [[*clauses, f'metrics."{metric}" >= -1.7976931348623157e308'] for metric in metrics]
         else:
             quote = '"' if "'" in group else "'"
-            queries = [[*clauses, f"tags.`group` = {quote}{group}{quote}"]]
-        runs = {run.info.run_id: run for each in queries for run in self._pages(where, " and ".join(each))}
-        if group is not None:
-            of_group = [run for run in runs.values() if run.data.tags.keys() & {"variant", SUITE_TAG}]
-            runs = {run.info.run_id: run for run in of_group if any("variant" in one.data.tags for one in of_group)}
+            queries = [[*clauses, f"tags.`group` = {quote}{group}{quote}", "tags.`variant` LIKE '%'"]]
+        runs = {run.info.run_id: run for clauses in queries for run in self._pages(where, " and ".join(clauses))}
         if runs:
             return list(runs.values())
         if group is None:
@@ -135,7 +129,7 @@ class Store:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is not None and experiment.lifecycle_stage == "active":
             return str(experiment.experiment_id)
-        names = [each.name for each in self._client.search_experiments(max_results=1000)]
+        names = [experiment.name for experiment in self._client.search_experiments(max_results=1000)]
         nearest = ", ".join(get_close_matches(name, names, 5, cutoff=0.4) or names[:10]) or "none"
         deleted = " (it is deleted)" if experiment else ""
         raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; the nearest are {nearest}")
@@ -143,10 +137,10 @@ class Store:
     def _pages(self, where: str, clauses: str) -> Iterator[Any]:
         return all_runs(self._client, where, clauses, PAGE)
 
-    def _history(self, run: TrackedRun, name: str) -> tuple[Array, Array]:
-        """(steps, values), (N,) each, with increasing steps; of several values at a step the latest one."""
+    def _history(self, run: TrackedRun, name: str) -> History:
+        """Of several values at a step the latest one."""
         logged = self._client.get_metric_history(run.id, name)
-        at = {each.step: each.value for each in sorted(logged, key=lambda each: (each.step, each.timestamp))}
+        at = {point.step: point.value for point in sorted(logged, key=lambda point: (point.step, point.timestamp))}
         for step, value in at.items():
             if not abs(value) < sys.float_info.max:  # MLflow stores an infinity as this number
                 raise StoreError(
@@ -165,8 +159,9 @@ class Store:
                 continue
             page = f"{self.uri}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
             url = page if self.uri.startswith("http") else None
-            about = (info.run_id, info.run_name, variant, int(seed), tags.get("engine", "unknown engine"), info.status)
-            named.append(TrackedRun(*about, info.start_time, run.data.params, frozenset(run.data.metrics), url))
+            engine, metrics = tags.get("engine", "unknown engine"), frozenset(run.data.metrics)
+            what = {"engine": engine, "status": info.status, "started": info.start_time, "params": run.data.params}
+            named.append(TrackedRun(info.run_id, info.run_name, variant, int(seed), metrics=metrics, url=url, **what))
         return named, unnamed
 
     @contextmanager
@@ -180,21 +175,6 @@ class Store:
         except (MlflowException, SQLAlchemyError, OSError) as error:
             first = str(error).strip().partition("\n")[0][:300].replace(self._uri, self.uri)
             raise StoreError(f"MLflow at {self.uri}: {first}") from error
-
-
-def _curve(run: TrackedRun, metric: str, histories: Mapping[tuple[str, str], tuple[Array, Array]]) -> Curve:
-    """histories: (id of the run, metric) -> (steps, values)"""
-    steps, values = histories[run.id, metric]
-    tokens = seconds = np.full(len(steps), np.nan)
-    if generated := histories.get((run.id, TOKENS)):
-        at, total = generated
-        if at[0] <= steps[0] <= steps[-1] <= at[-1]:  # interpolated; a resumed run may repeat steps, but never falls
-            tokens = np.interp(steps, at, np.maximum.accumulate(total))
-    if spent := histories.get((run.id, SECONDS)):
-        at, each = spent
-        if steps[-1] <= at[-1]:  # the sum of the times of all steps up to each of these
-            seconds = np.concatenate([[0.0], np.cumsum(each)])[np.searchsorted(at, steps, side="right")]
-    return Curve(run, steps, values, tokens, seconds, metric)
 
 
 def _metric_names(metric: str, present: Counter[str]) -> str:

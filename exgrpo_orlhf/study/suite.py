@@ -128,9 +128,9 @@ def _distinct(variants: list[Variant]) -> list[Variant]:
     for variant in variants:
         other = by_name.setdefault(variant.name, variant)
         if other is not variant:
-            one, two = (" ".join([*each.files, *each.bindings]) for each in (other, variant))
+            first, second = (" ".join([*same.files, *same.bindings]) for same in (other, variant))
             raise ValueError(
-                f"two variants have the name {variant.name}: {one} and {two}; in a suite's file (gin/suites/) they can "
-                "have names of their own"
+                f"two variants have the name {variant.name}: {first} and {second}; in a suite's file (gin/suites/) "
+                "they can have names of their own"
             )
     return variants

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import getpass
 import importlib.metadata
+import logging
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..checkpoints import in_use
 from ..files import locked
 from ..redaction import without_password
 from ..settings import Tracking
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
     from mlflow.tracking import MlflowClient
 
+log = logging.getLogger(__name__)
 LOG_TAG = "metrics_log"  # the tag that holds MetricsLog.identity
 
 # Set where the user has not set them, for this process and those it starts. MLflow's own retries (7, up to 120 s each)
@@ -143,6 +146,27 @@ def all_runs(client: MlflowClient, experiment: str, query: str, page: int = 1000
         token = runs.token
         if not token:
             return
+
+
+def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -> None:
+    """Runs that MLflow calls running, though no process trains in their folders, were killed: they are marked as such.
+
+    folders: of the runs. An outage of MLflow causes one warning.
+    """
+    uri = address(settings, default_uri)
+    database = sqlite_file(uri)
+    files = [file for folder in folders if (file := folder / "metrics.id").exists() and not in_use(folder)]
+    if not settings.enabled or not files or (database and not database.is_file()):
+        return
+    try:
+        client = connect(uri, create=False)
+        experiment = experiment_id(client, uri, settings.experiment)
+        for file in files:
+            run = tagged_run(client, [experiment], LOG_TAG, file.read_text(encoding="ascii").strip())
+            if run and run.info.status == "RUNNING":
+                client.set_terminated(run.info.run_id, "KILLED")
+    except Exception as error:  # of MLflow, its database or the network, of any class: nobody waits for the mark
+        log.warning("MLflow: %s; it may call runs running that were killed", first_line(error))
 
 
 def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..files import write
 from ..metric_names import check_name
 from ..questions.reading import fingerprint
 from ..records import Question
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
 KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
+ARRIVED = "metrics.arrived"  # in a run's folder: the address of the MLflow that has all of the finished run
 SYSTEM_SECONDS = 10.0  # between two measurements of the machine
 SOURCES = 3  # that a dataset's name lists
 NAME_LENGTH = 500  # characters of a dataset's name; MLflow refuses a longer one
@@ -93,6 +95,7 @@ class MlflowTracker:
         self._closing = threading.Event()
         if self.enabled:
             self._tags = {**{name: str(redacted(name, value)) for name, value in tags.items()}, LOG_TAG: log.identity}
+            log.path.with_name(ARRIVED).unlink(missing_ok=True)
             load()  # here, in the main thread
             self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
             self._thread.start()
@@ -123,8 +126,10 @@ class MlflowTracker:
                 *(without_password(self._uri), steps, self._log.path, len(self._artifacts)),
                 self._failure or f"not done within {timeout:g} s",
             )
-        else:
-            logger.info("look at it: %s", page(self._uri, self._experiment))
+            return
+        if status == "FINISHED":
+            write(self._log.path.with_name(ARRIVED), without_password(self._uri))
+        logger.info("look at it: %s", page(self._uri, self._experiment))
 
     def _work(self) -> None:
         while True:

@@ -25,7 +25,7 @@ from ..engines.engine import Engine, NonFiniteUpdate
 from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
 from ..explore.run_page import RunPage
-from ..files import Files
+from ..files import Files, write
 from ..paths import run_name
 from ..progress import Clock, Progress
 from ..questions.fresh import FreshQuestions
@@ -33,6 +33,7 @@ from ..records import CompletedGroup, Question, RolloutGroup, Trajectory
 from ..replay import Plan, ReplayBuffer, TrajectorySelector, snapshot
 from ..replay.selection import NEWEST
 from ..stopping import Stop
+from ..study import comparison_charts
 from ..tracking.decisions import DecisionLog, ScoredTrajectories, StepRecord
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
@@ -328,11 +329,9 @@ class TrainingRun:
         self.page.refresh(self.buffer, self.steps)
 
     def _draw(self) -> None:
-        from ..evaluation import curves  # matplotlib, half a second that no other command should wait for
-
         path = self.folder / "curves.png"
         try:
-            curves.plot({run_name(self.folder): curves.read(self.folder)}, path)
+            write(path, comparison_charts.training_picture({run_name(self.folder): list(self.metrics.rows())}))
         except (OSError, ValueError, RuntimeError) as error:  # the run is done and saved: a picture must not fail it
             log.warning("%s could not be drawn: %s", path, error)
             return

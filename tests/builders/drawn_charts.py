@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 import subprocess
@@ -10,8 +11,8 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
-
-from exgrpo_orlhf.evaluation.plots import text_width
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -28,11 +29,22 @@ def opened(page: Path, tmp_path: Path, state: str = "") -> tuple[str, list[str]]
 
 
 def charts(dom: str, kind: str) -> list[Element]:
-    return [ElementTree.fromstring(svg) for svg in re.findall(rf'<svg class="chart {kind}".*?</svg>', dom, re.DOTALL)]
+    found = re.findall(rf'<img class="chart {kind}"[^>]* src="data:image/svg\+xml;base64,([^"]*)"', dom)
+    return [ElementTree.fromstring(re.sub(r' xmlns="[^"]*"|xlink:(?=href)', "", decoded(source))) for source in found]
+
+
+def decoded(source: str) -> str:
+    return base64.b64decode(source).decode("utf-8")
 
 
 def of_class(chart: Element, *wanted: str) -> list[Element]:
-    return [node for node in chart.iter() if set(wanted) <= set(node.get("class", "").split())]
+    """Groups by the parts of their names: 'curve', 'm0'."""
+    return [node for node in chart.iter() if set(wanted) <= set(node.get("id", "").split("-"))]
+
+
+def numbers(chart: Element) -> list[str]:
+    """All that says where something lies."""
+    return [node.get(name, "") for node in chart.iter() for name in ("d", "x", "y", "transform")]
 
 
 def points(mark: Element) -> list[tuple[float, float]]:
@@ -78,6 +90,11 @@ def texts(chart: Element) -> list[str]:
     return [node.text or "" for node in chart.iter("text")]
 
 
+def text_width(words: str, size: float) -> float:
+    font = FontProperties(family="DejaVu Sans", size=size)
+    return float(text_to_path.get_text_width_height_descent(words, font, False)[0])
+
+
 def across(text: Element) -> tuple[float, float]:
     """(left, right) of a text."""
     moved = re.match(r"translate\((\S+)", text.get("transform"))
@@ -91,7 +108,7 @@ def across(text: Element) -> tuple[float, float]:
 def horizontal(chart: Element) -> tuple[tuple[float, float], tuple[float, float]]:
     """(value, x) of the first and the last tick of the axis along x."""
     ticks = []
-    for tick in of_class(chart, "xtick"):
+    for tick in (node for node in chart.iter() if node.get("id", "").startswith("xtick_")):
         label = next(tick.iter("text")).text.replace("\u2212", "-").replace(",", "")
         ticks.append(
             (float(label), points(next(node for node in tick if next(node.iter("path"), None) is not None))[0][0])

@@ -20,7 +20,7 @@ def made(
     """A curve with a value every 10 steps; tokens, seconds: of a step, NaN without a record"""
     steps = np.arange(0.0, 10 * len(values), 10) if steps is None else np.array(steps, float)
     name = f"{variant}-{seed}"
-    run = TrackedRun(name, name, variant, seed, engine, "FINISHED", 1, params, frozenset(), None)
+    run = TrackedRun(name, name, variant, seed, engine, params=params)
     return Curve(run, steps, np.array(values, float), steps * tokens, steps * seconds, metric)
 
 

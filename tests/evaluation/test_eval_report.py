@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import results_builder
-from drawn_charts import across, charts, horizontal, of_class, opened, points, size, texts
+from drawn_charts import across, charts, horizontal, numbers, of_class, opened, points, size, texts
 from eval_builders import samples
 from results_builder import make_results
 
@@ -106,15 +106,15 @@ def test_the_accuracy_chart_has_every_point_at_its_value(page, folders, tmp_path
             average = ResultsFolder.read(folder).results["benchmarks"][key]["avg"]
             expected.append((f"m{model}", *(round(place(average[b]), 1) for b in ("value", "low", "high"))))
     for dot, whisker in zip(of_class(chart, "dot"), of_class(chart, "whisker"), strict=True):
-        assert dot.get("class").split()[1] == whisker.get("class").split()[1]
+        assert dot.get("id").split("-")[1] == whisker.get("id").split("-")[1]
         ((low, _), (high, _)), ((middle, _),) = points(whisker), points(dot)
-        drawn.append((dot.get("class").split()[1], *(round(n, 1) for n in (middle, low, high))))
+        drawn.append((dot.get("id").split("-")[1], *(round(n, 1) for n in (middle, low, high))))
     assert len(drawn) == len(expected) == 4
     for mine, theirs in zip(sorted(drawn), sorted(expected), strict=True):
         assert mine[0] == theirs[0]
         assert mine[1:] == pytest.approx(theirs[1:], abs=0.11)
-    assert len(of_class(chart, "dot", "part")) == 1  # AMC: 10 of 83
-    assert texts(chart).count("not run") == len(of_class(chart, "absent")) == 2
+    assert len(of_class(chart, "dot", "hollow")) == 1  # AMC: 10 of 83
+    assert texts(chart).count("not run") == 2
 
 
 def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
@@ -131,12 +131,17 @@ def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
     every = [(folder, key) for folder in folders for key in ResultsFolder.read(folder).lines]
     assert len(charts(dom, "lengths")) == len(every) == 4
     bars, others = (
-        sum(size(bar)[1] for bar in of_class(charts(dom, "lengths")[0], "bar", what)) for what in ("correct", "other")
+        sum(size(bar)[1] for bar in of_class(charts(dom, "lengths")[0], "bar", what)) for what in ("correct", "wrong")
     )
+    feet, heads = (
+        {y for bar in of_class(charts(dom, "lengths")[0], "bar", what) for _, y in points(bar)}
+        for what in ("correct", "wrong")
+    )
+    assert max(feet) == pytest.approx(min(heads)), "correct ones upwards, all others downwards"
     verdicts = Counter(sample["verdict"] for sample in samples(folders[0], "aime24"))
     assert bars / others == pytest.approx(verdicts["correct"] / (240 - verdicts["correct"]), rel=0.01)
-    for svg in re.findall(r"<svg.*?</svg>", dom, re.DOTALL):
-        assert not re.search(r"nan|inf|undefined", svg, re.IGNORECASE)
+    drawn = [chart for kind in ("intervals", "curves", "lengths") for chart in charts(dom, kind)]
+    assert "nan" not in "".join(text for chart in drawn for text in numbers(chart))
 
 
 @pytest.mark.parametrize("verdict", ["correct", "wrong", "no_answer", "ungraded", "truncated", "disagree"])
@@ -196,7 +201,9 @@ def test_names_are_whole_wherever_they_stand(tmp_path, monkeypatch):
     plain = lambda words: words.replace(" ", "")
     (chart,) = charts(text, "intervals")
     assert plain(title) in plain("".join(texts(chart)))
-    assert all(start >= 0 and end <= float(chart.get("width")) for start, end in map(across, chart.iter("text")))
+    assert all(
+        start >= 0 and end <= float(chart.get("viewBox").split()[2]) for start, end in map(across, chart.iter("text"))
+    )
     titles = {unescape(each) for each in re.findall("<figcaption>(.*?)</figcaption>", text)}
     assert titles == {title, *(f"{title}, {name}" for name in names)}
     assert "…" not in re.sub("<script.*?</script>", "", text, flags=re.DOTALL)
@@ -208,7 +215,8 @@ def test_the_file_holds_one_script_and_reaches_for_nothing(page):
     data = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1]
     assert not re.search("[<>&\u2028\u2029]", data)
     assert json.loads(data)[0]["benchmarks"]["aime24"]["total"] == 240
-    assert not re.search(r"https?://|@import|url\((?!#)|\ssrc=", text.replace(data, ""))
+    assert list(json.loads(data)[0]) == ["name", "benchmarks"], "nothing is sorted: the first benchmark is shown first"
+    assert not re.search(r'https?://|@import|url\(|\ssrc="(?!data:)', text.replace(data, ""))
 
 
 def test_a_script_that_got_into_the_page_would_not_run(page, tmp_path):

@@ -14,8 +14,8 @@ from run_builders import ROOT
 from exgrpo_orlhf import config
 from exgrpo_orlhf.evaluation.paper import markdown, read_paper
 from exgrpo_orlhf.evaluation.results_table import terminal
+from exgrpo_orlhf.show.seeds import mean
 from exgrpo_orlhf.study.paper_table import suite_table
-from exgrpo_orlhf.study.seeds import mean
 from exgrpo_orlhf.study.suite import Suite
 
 PUBLISHED = read_paper(ROOT / "evals" / "paper.toml")

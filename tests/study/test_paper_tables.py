@@ -8,7 +8,8 @@ import sys
 import pytest
 from run_builders import ROOT
 
-from exgrpo_orlhf.study.comparison_tables import CURVES, csv_text
+from exgrpo_orlhf.show.tables import csv_text
+from exgrpo_orlhf.study.comparison_tables import CURVES
 
 FOLDER = ROOT / "docs" / "reproduce"
 

@@ -11,8 +11,9 @@ difference are equally likely. With n seeds there are 2^n sign patterns, so its 
 
 Equal numbers have no spread, so there is no interval and no t test, as with a single seed.
 
-scipy's ttest_1samp and permutation_test compute the same (test_comparison.py) and are 70 and 300 times slower;
-permutation_test also takes equal means for different ones where they differ by rounding.
+scipy.stats (1.17.1) has no correction of Holm's. Its permutation_test takes 0.9 s on a CPU core for one test of 16
+seeds, and takes equal means for different ones where they differ by rounding: 4 of 600 p-values were wrong, of
+differences of 8 seeds with two digits.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr, stdtrit
 
-from ..evaluation.statistics import LEVEL
+from .bootstrap import LEVEL, Array
 
 EXACT_UP_TO = 16  # seeds: 65,536 sign patterns
 _NO_SPREAD = 1e-12  # a ratio of standard deviation to magnitude below this is rounding
@@ -55,17 +55,29 @@ class Paired:
 def mean(values: npt.ArrayLike) -> Mean:
     """The mean and its interval. values: (n,), n ≥ 1, finite"""
     x = np.asarray(values, np.float64)
-    value, error = float(x.mean()), _standard_error(x)
-    half = error and float(stdtrit(len(x) - 1, (1 + LEVEL) / 2)) * error
-    return Mean(value, None if half is None else (value - half, value + half), len(x))
+    low, high, p = map(float, t_test(x))
+    return Mean(float(x.mean()), None if math.isnan(p) else (low, high), len(x))
 
 
 def paired(differences: npt.ArrayLike) -> Paired:
     """Test a mean difference. differences: (n,), n ≥ 1, finite, one for each seed"""
     d = np.asarray(differences, np.float64)
-    error = _standard_error(d)
-    p = None if error is None else float(2 * stdtr(len(d) - 1, -abs(d.mean()) / error))
-    return Paired(mean(d), p, _sign_flip(d) if len(d) <= EXACT_UP_TO else None)
+    p = float(t_test(d)[2])
+    return Paired(mean(d), None if math.isnan(p) else p, _sign_flip(d) if len(d) <= EXACT_UP_TO else None)
+
+
+def t_test(values: Array) -> tuple[Array, Array, Array]:
+    """(low, high) of the t interval of the means along the first axis, and the p of the test that they are 0.
+
+    values: (n, …); the results, (…), are NaN where there is no spread
+    """
+    from scipy.stats import ttest_1samp  # 50 MB that training does not need
+
+    if len(values) < 2:
+        return (np.full(values.shape[1:], np.nan),) * 3
+    spread = values.std(axis=0) > _NO_SPREAD * np.abs(values).max(axis=0)
+    test = ttest_1samp(np.where(spread, values, np.nan), 0)
+    return *test.confidence_interval(LEVEL), test.pvalue
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -86,9 +98,3 @@ def _sign_flip(differences: npt.NDArray[np.float64]) -> float:
         sums = np.concatenate([sums + d, sums - d])
     least = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())  # equal but for rounding
     return float(np.mean(np.abs(sums) >= least))
-
-
-def _standard_error(x: npt.NDArray[np.float64]) -> float | None:
-    if len(x) < 2 or x.std(ddof=1) <= _NO_SPREAD * float(np.abs(x).max()):
-        return None
-    return float(x.std(ddof=1)) / math.sqrt(len(x))

@@ -1,0 +1,1 @@
+"""What studies, evaluations and pages of experience are shown with: charts, tables, statistics, page templates."""
