@@ -1,24 +1,23 @@
-"""The process that loads an environment's file and forks for each episode. `episodes.py` starts `main` with four
-arguments: the file, MiB for an episode, its parent's process id, and the descriptor of a socket.
+"""The process that loads what answers calls and forks the workers. `fork_server.py` starts `main` with five arguments:
+'module:function', its settings as JSON, the class of the limits, its parent's process id, and the descriptor of a
+socket.
 
-Messages on that socket. Out: "ready", or why the file cannot be used. In: a socket and a memory file, for a new
-episode. Its end: the end of all episodes.
+Messages on that socket. Out: JSON, a pair of what is said of the loaded and, if it cannot be used, why. In: a socket
+and a memory file, for a new worker. Its end: the end of all workers.
 
-An episode writes the time at which it has begun at the start of its file; states and results come behind that.
-
-Messages on an episode's socket. In, for the episode: the size of the states in the file, pickled. Out: the size of the
-result in the file, JSON, with the fields of a `Reply` or with the "reason" why there is none; or, of the parent, how
-the episode's process ended. Its end: the end of the episode.
+Messages on a worker's socket. In, for the worker: the size of the call in the file, pickled. Out: the size of the reply
+in the file, a pickled pair of the result and, where there is none, why; or, of the parent, how the worker ended. Its
+end: the end of the worker. When a worker takes up a call, it writes the time at the start of its file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import pickle
-import random
 import resource
 import select
 import signal
@@ -26,23 +25,21 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from numpy import random as numpy_random  # takes 13 ms, which no episode should
-
-from ..rewards.sandbox.function import placed
-from ..rewards.sandbox.namespaces import end_with_parent
 from ..stopping import described
-from .agent import Agent, BadResult, load_agent
-from .episodes import CONTENT
+from .fork_server import CONTENT
+from .parent import end_with_parent
+from .user_file import UserFileError
 
 _OUT_OF_MEMORY = 101  # exit status
 _SHOWN = 400  # characters of a reason
 
 
 class _Child(NamedTuple):
-    """An episode's process: its id, a descriptor of it, and its socket, which is kept to say how it ended."""
+    """A worker: its id, a descriptor of its process, and its socket, which is kept to say how it ended."""
 
     pid: int
     pidfd: int
@@ -50,32 +47,33 @@ class _Child(NamedTuple):
 
 
 def main() -> None:
-    """Load the file, then fork, kill and reap until the parent ends or closes the socket."""
-    file = Path(sys.argv[1]).expanduser().absolute()  # as tracebacks name it
-    memory, parent, fd = map(int, sys.argv[2:])
+    """Load, then fork, kill and reap until the parent ends or closes the socket."""
+    module, _, name = sys.argv[1].partition(":")
+    settings, owner = json.loads(sys.argv[2]), sys.argv[3]
+    parent, fd = map(int, sys.argv[4:])
     end_with_parent(parent)
     control = socket.socket(fileno=fd)
     control.set_inheritable(False)  # not for what a user's file starts
     try:
-        agent = load_agent(file)
+        info, answer = getattr(importlib.import_module(module), name)(settings)
     except (Exception, SystemExit) as error:  # whatever a user's file does when it is imported
-        control.send(_line(str(error) if isinstance(error, ValueError) else placed(error, file)).encode())
+        control.send(json.dumps(["", _reason(error)]).encode())
         return
-    control.send(b"ready")
+    control.send(json.dumps([info, ""]).encode())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # from here on it has others to kill when its parent dies
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a user's file may have asked that none be reaped
     end_with_parent(parent, signal.SIGTERM)
     gc.freeze()  # a collection in a fork would copy all that is loaded here: 0.2 s with torch
     by_fd: dict[int, _Child] = {}
     try:
-        _fork_episodes(control, by_fd, lambda own, states: _serve(agent, file, own, states, memory))
+        _fork_workers(control, by_fd, owner, lambda own, file: _serve(answer, own, file, settings["memory"]))
     finally:
         for child in by_fd.values():
             _kill(child.pid)
 
 
-def _fork_episodes(control: socket.socket, by_fd: dict[int, _Child], serve: Any) -> None:
-    """by_fd: the episodes, each under its process's descriptor and its socket's"""
+def _fork_workers(control: socket.socket, by_fd: dict[int, _Child], owner: str, serve: Any) -> None:
+    """by_fd: the workers, each under its process's descriptor and its socket's"""
     me = os.getpid()
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -89,19 +87,19 @@ def _fork_episodes(control: socket.socket, by_fd: dict[int, _Child], serve: Any)
                     del by_fd[child.pidfd], by_fd[child.socket.fileno()]
                     with contextlib.suppress(KeyError):
                         poll.unregister(child.socket)
-                    _reap(child)
+                    _reap(child, owner)
         # New ones come last: a descriptor of theirs may be one of `ready` that has just been closed.
         if control.fileno() in ready:
             message, fds, *_ = socket.recv_fds(control, 1, 2, socket.MSG_CMSG_CLOEXEC)
             if not message:
                 return
-            own, states = socket.socket(fileno=fds[0]), fds[1]
+            own, file = socket.socket(fileno=fds[0]), fds[1]
             try:
                 pid = os.fork()
             except OSError as error:  # a limit on processes, say
                 with contextlib.suppress(OSError), own:
                     own.send(f"no process could be started: {error}".encode())
-                os.close(states)
+                os.close(file)
                 continue
             if pid == 0:
                 try:
@@ -112,11 +110,11 @@ def _fork_episodes(control: socket.socket, by_fd: dict[int, _Child], serve: Any)
                     for fd, child in by_fd.items():
                         os.close(fd)
                         child.socket.detach()
-                    serve(own, states)
+                    serve(own, file)
                 finally:
                     os._exit(1)
             os.setpgid(pid, pid)  # here too: it may be killed before it has done so
-            os.close(states)
+            os.close(file)
             child = _Child(pid, os.pidfd_open(pid), own)
             by_fd[child.pidfd] = by_fd[own.fileno()] = child
             poll.register(child.pidfd, select.POLLIN)
@@ -130,53 +128,50 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _reap(child: _Child) -> None:
+def _reap(child: _Child, owner: str) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-    ended = f"its process ended: {described(code)}"
-    reason = "out of memory (Environment.memory)" if code == _OUT_OF_MEMORY else ended
+    how = f"out of memory ({owner}.memory)" if code == _OUT_OF_MEMORY else described(code)
     with contextlib.suppress(OSError):  # closed at the other end, or full of what the user's code wrote there
-        child.socket.send(reason.encode(), socket.MSG_DONTWAIT)
+        child.socket.send(f"its process ended: {how}".encode(), socket.MSG_DONTWAIT)
     child.socket.close()
     os.close(child.pidfd)
 
 
-def _serve(agent_class: type, file: Path, own: socket.socket, states_file: int, memory: int) -> NoReturn:
-    """Answer requests until the episode is closed. memory: MiB beyond what the loaded file takes already"""
-    os.pwrite(states_file, struct.pack("d", time.monotonic()), 0)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])  # of address space in use
-    limit = pages * resource.getpagesize() + memory * 2**20
+def _serve(answer: Callable[[Any], Any], own: socket.socket, file: int, memory: int) -> NoReturn:
+    """Answer calls until the worker is closed. memory: MiB beyond what is loaded already"""
+    limit = _memory("VmSize") + memory * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    me, agent = os.getpid(), None
+    me = os.getpid()
     while message := own.recv(64):
+        os.pwrite(file, struct.pack("d", time.monotonic()), 0)
         try:
-            states = pickle.loads(os.pread(states_file, int(message), CONTENT))
-            if agent is None:
-                _seed(states["seed"])
-                agent = Agent(agent_class)
-                result = agent.reset(states)
-            else:
-                result = agent.step(states)
-            written = json.dumps(result).encode()
+            reply = pickle.dumps((answer(pickle.loads(os.pread(file, int(message), CONTENT))), ""))
         except MemoryError:
-            os._exit(_OUT_OF_MEMORY)
-        except BaseException as error:  # SystemExit and asyncio's CancelledError too
-            reason = f"{file.name}: {error}" if isinstance(error, BadResult) else placed(error, file)
-            written = json.dumps({"reason": _line(reason)}).encode()
+            os._exit(_OUT_OF_MEMORY)  # the heap may be fragmented: the next worker has a fresh one
+        except BaseException as error:
+            reply = pickle.dumps((None, _reason(error)))
         if os.getpid() != me:
             os._exit(0)  # a fork that the user's code made and that returned too: it must not reply
-        os.pwrite(states_file, written, CONTENT)
-        own.send(b"%d" % len(written))
+        os.pwrite(file, reply, CONTENT)
+        own.send(b"%d" % len(reply))
     os._exit(0)
 
 
-def _seed(seed: int) -> None:
-    """Of the generators that a user's file may use without one of its own, so that an episode can be repeated."""
-    random.seed(seed)
-    numpy_random.seed(seed % 2**32)  # noqa: NPY002  (the global one)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
+def check_memory() -> None:
+    """In a worker: raises MemoryError if it was close to its limit. sympy and math-verify catch that error and go on
+    without what they lack."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and _memory("VmPeak") > 0.9 * limit:
+        raise MemoryError
 
 
-def _line(text: str) -> str:
+def _memory(name: str) -> int:
+    """Bytes of address space: VmSize, now, or VmPeak, the largest since the fork."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split(f"{name}:", 1)[1].split(None, 1)[0]) * 1024
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error) if isinstance(error, UserFileError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:_SHOWN]
