@@ -131,11 +131,10 @@ class Pool:
                     worker = self.server.worker()
                 worker.call(job.answers)
                 job.settle(worker.reply(job.timeout))
-            except CallFailed as failure:
-                self._take_back(job, failure)
             except Exception as error:  # of any kind: a caller must never wait for a grade that cannot come
-                self.fail(NoGrader(str(error)) if isinstance(error, NotLoaded) else GradingError(repr(error)))
-                self._take_back(job, CallFailed("error", str(error)))
+                if isinstance(error, NotLoaded):
+                    self.fail(NoGrader(str(error)))
+                self._take_back(job, error if isinstance(error, CallFailed) else CallFailed("error", repr(error)))
         if worker:
             worker.close()
 

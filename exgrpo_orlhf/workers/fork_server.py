@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 START_TIMEOUT = 180.0  # seconds that loading may take, and a worker until it takes up a call, on a busy machine
 _END_TIMEOUT = 5.0  # seconds for the end of all workers
@@ -46,16 +46,7 @@ _FILES = 2**16  # file descriptors: a worker takes two here and two in the serve
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-class Closable(Protocol):
-    """Has servers. failed: why it is of no more use."""
-
-    @property
-    def failed(self) -> Exception | None: ...
-
-    def close(self) -> None: ...
-
-
-Owner = TypeVar("Owner", bound=Closable)
+Owner = TypeVar("Owner")
 
 
 class NotLoaded(ValueError):
@@ -87,8 +78,7 @@ class Worker:
         self._socket.setblocking(False)
         with theirs:
             self._file = open(os.memfd_create("call"), "r+b", buffering=0)  # noqa: SIM115  (as long as the worker)
-            with suppress(OSError):  # the server was killed just now: the first reply says so
-                socket.send_fds(control, [b"x"], [theirs.fileno(), self._file.fileno()])
+            socket.send_fds(control, [b"x"], [theirs.fileno(), self._file.fileno()])
 
     def call(self, pickled: bytes) -> None:
         """Ask for an answer, without waiting for it. A process that is dead is reported by `reply`."""
@@ -182,11 +172,11 @@ class ForkServer:
         """
         with self._lock:
             try:
-                if self._process is None or self._process.poll() is not None:  # it was killed from outside
+                try:
+                    return Worker(self._control or self._start(), self._owner)
+                except ConnectionError:  # it was killed from outside
                     self._end()
-                    self._start()
-                assert self._control is not None
-                return Worker(self._control, self._owner)
+                    return Worker(self._start(), self._owner)
             except OSError as error:
                 raise CallFailed("error", f"no process could be started: {error}", lost=True) from error
 
@@ -219,7 +209,7 @@ class ForkServer:
             process.kill()
             process.wait()
 
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
         if self.failed:
             raise self.failed
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -242,7 +232,7 @@ class ForkServer:
             unusable, reason = False, f"it was not loaded within {START_TIMEOUT:g} s"
         if not reason:
             self._control, self._was_loaded = control, True
-            return
+            return control
         control.close()
         self._end()
         if self._was_loaded and not unusable:
@@ -277,11 +267,11 @@ _one_at_a_time = threading.RLock()
 
 
 def kept(key: Any, make: Callable[[], Owner]) -> Owner:
-    """What this process has under a key; made at its first use, and again when it has `failed`."""
+    """The server or pool that this process has under a key; made at its first use, and again when it has `failed`."""
     with _one_at_a_time:
-        owner: Owner | None = _kept.get(key)
-        if owner is None or owner.failed:
-            owner = _kept[key] = make()
+        if key not in _kept or _kept[key].failed:
+            _kept[key] = make()
+        owner: Owner = _kept[key]
         return owner
 
 
