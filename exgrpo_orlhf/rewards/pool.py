@@ -20,6 +20,7 @@ from .answer import Answer
 
 log = logging.getLogger(__name__)
 
+_CHUNK = 8  # answers sent at a time: messages cost little beside grading, and few answers wait behind one that hangs
 _TRIES = 3  # workers that may be lost on an answer through no fault that is known of it before it is given up
 _LOAD = "exgrpo_orlhf.rewards.kinds:load"
 
@@ -65,7 +66,7 @@ class Pool:
         self.failed: GradingError | None = None  # why no more answers are taken
         self.server = self._server()
         self._calls: str | None = None
-        self._waiting = deque[_Job]()
+        self._waiting = deque[list[_Job]]()
         self._change = threading.Condition()
         self._threads = self._idle = 0
 
@@ -82,10 +83,11 @@ class Pool:
         jobs = [
             _Job(pickle.dumps([*call]), times * self.timeout * len(call), [Future() for _ in call]) for call in calls
         ]
+        size = max(1, min(_CHUNK, len(jobs) // (4 * self.workers)))
         with self._change:
             if self.failed:
                 raise self.failed
-            self._waiting.extend(jobs)
+            self._waiting.extend(jobs[i : i + size] for i in range(0, len(jobs), size))
             for _ in range(min(len(self._waiting) - self._idle, self.workers - self._threads)):
                 threading.Thread(target=self._grade, name="grading", daemon=True).start()
                 self._threads += 1
@@ -111,7 +113,7 @@ class Pool:
         """Take no more answers and kill the workers. Answers that still wait for a grade get the error."""
         with self._change:
             self.failed = self.failed or error
-            waiting = [*self._waiting]
+            waiting = [job for chunk in self._waiting for job in chunk]
             self._waiting.clear()
             self._change.notify_all()
         for job in waiting:
@@ -125,47 +127,51 @@ class Pool:
     def _grade(self) -> None:
         """Grade until the pool has failed, in a worker that is replaced when a call has failed."""
         worker: Worker | None = None
-        while job := self._take():
+        while chunk := self._take():
             try:
                 if worker is None or worker.fileno() < 0:
                     worker = self.server.worker()
-                worker.call(job.answers)
-                job.settle(worker.reply(job.timeout))
+                worker.call(*(job.answers for job in chunk))
+                while chunk:
+                    chunk[0].settle(worker.reply(chunk[0].timeout))
+                    del chunk[0]
             except Exception as error:  # of any kind: a caller must never wait for a grade that cannot come
                 if isinstance(error, NotLoaded):
                     self.fail(NoGrader(str(error)))
-                self._take_back(job, error if isinstance(error, CallFailed) else CallFailed("error", repr(error)))
-        if worker:
-            worker.close()
+                if worker:
+                    worker.close()
+                self._take_back(chunk, error if isinstance(error, CallFailed) else CallFailed("error", repr(error)))
 
-    def _take(self) -> _Job | None:
-        """The next job that is not cancelled; None when the pool has failed."""
+    def _take(self) -> list[_Job]:
+        """The next jobs, without cancelled ones; none when the pool has failed."""
         while True:
             with self._change:
                 self._idle += 1
                 self._change.wait_for(lambda: self._waiting or self.failed)
                 self._idle -= 1
                 if self.failed:
-                    return None
-                job = self._waiting.popleft()
-            if not all(grade.done() for grade in job.grades):
-                return job
+                    return []
+                chunk = self._waiting.popleft()
+            if chunk := [job for job in chunk if not all(grade.done() for grade in job.grades)]:
+                return chunk
 
-    def _take_back(self, job: _Job, failure: CallFailed) -> None:
-        """Put a job whose worker was lost at the head of the queue; give up any other that failed."""
+    def _take_back(self, chunk: list[_Job], failure: CallFailed) -> None:
+        """Put jobs at the head of the queue, without the first one if its call failed by its own fault or too often."""
+        job = chunk[0]
         job.lost += failure.lost
+        if failure.lost and not self.failed:
+            log.warning("a grading process is replaced: %s", failure.reason)
+        if not (self.failed or (failure.lost and job.lost < _TRIES)):
+            times = f"the grading process broke down {_TRIES} times: " if failure.lost else ""
+            job.settle([Grade(failure.verdict, None, reason=times + failure.reason)] * len(job.grades))
+            del chunk[0]
         with self._change:
-            if failure.lost and not self.failed:
-                log.warning("a grading process is replaced: %s", failure.reason)
-                if job.lost < _TRIES:
-                    self._waiting.appendleft(job)
-                    self._change.notify()
-                    return
-        if self.failed:
+            if not self.failed:
+                self._waiting.extendleft([chunk] if chunk else [])
+                self._change.notify()
+                return
+        for job in chunk:
             job.fail(self.failed)
-            return
-        times = f"the grading process broke down {_TRIES} times: " if failure.lost else ""
-        job.settle([Grade(failure.verdict, None, reason=times + failure.reason)] * len(job.grades))
 
 
 def pool(settings: Mapping[str, Any], timeout: float, workers: int) -> Pool:

@@ -1,4 +1,4 @@
-"""Workers: processes that answer calls, one at a time, with a wall-clock limit for each and a limit of memory.
+"""Workers: processes that answer calls, one after another, with a limit of time for each and a limit of memory.
 
 A limit cannot be enforced inside the caller's process: alarms work in the main thread only, and one `999999999!` holds
 the interpreter lock for hours. So a server, a process of its own (`forking.py`), loads what answers calls once (sympy
@@ -73,22 +73,25 @@ class Worker:
     """A process that answers calls. `ForkServer.worker` makes it; `close` it, or it lives as long as this object."""
 
     def __init__(self, control: socket.socket, owner: str) -> None:
-        self._owner, self._sent = owner, 0.0
+        self._owner, self._sent, self._at = owner, 0.0, CONTENT
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         with theirs:
             self._file = open(os.memfd_create("call"), "r+b", buffering=0)  # noqa: SIM115  (as long as the worker)
             socket.send_fds(control, [b"x"], [theirs.fileno(), self._file.fileno()])
 
-    def call(self, pickled: bytes) -> None:
-        """Ask for an answer, without waiting for it. A process that is dead is reported by `reply`."""
+    def call(self, *pickled: bytes) -> None:
+        """Ask for the answers to calls, which it answers one after another, without waiting for them. A process that is
+        dead is reported by `reply`."""
         if self.fileno() < 0:
             return  # closed, which `reply` says
+        content = pickle.dumps(pickled)
         self._file.seek(CONTENT)
-        self._file.write(pickled)
+        self._file.write(content)
+        self._at = CONTENT + len(content)  # of the next reply
         self._sent = time.monotonic()
         with suppress(OSError):
-            self._socket.send(b"%d" % len(pickled))
+            self._socket.send(b"%d" % len(content))
 
     def fileno(self) -> int:
         """Readable when the reply is there or the process is dead; -1 once closed."""
@@ -99,7 +102,8 @@ class Worker:
         return self.fileno() < 0 or self._left(timeout) <= 0 or self._readable(0)
 
     def reply(self, timeout: float) -> Any:
-        """Wait for the result of the last call, up to `timeout` seconds after it was taken up. Raises CallFailed."""
+        """Wait for the result of the next call, up to `timeout` seconds after it was taken up. Raises CallFailed, and
+        then the calls behind it are dropped."""
         if self.fileno() < 0:
             raise CallFailed("error", "its process is closed")
         while not self._readable(min(1.0, self._left(timeout))):
@@ -114,7 +118,8 @@ class Worker:
             except ConnectionError:  # it ended with a call unread: how is told by the next message
                 message = self._socket.recv(256)
             if message.isdigit():
-                result, reason = pickle.loads(os.pread(self._file.fileno(), int(message), CONTENT))
+                result, reason = pickle.loads(os.pread(self._file.fileno(), int(message), self._at))
+                self._at += int(message)
                 if not reason:
                     return result
                 lost = False

@@ -5,9 +5,10 @@ socket.
 Messages on that socket. Out: JSON, a pair of what is said of the loaded and, if it cannot be used, why. In: a socket
 and a memory file, for a new worker. Its end: the end of all workers.
 
-Messages on a worker's socket. In, for the worker: the size of the call in the file, pickled. Out: the size of the reply
-in the file, a pickled pair of the result and, where there is none, why; or, of the parent, how the worker ended. Its
-end: the end of the worker. When a worker takes up a call, it writes the time at the start of its file.
+Messages on a worker's socket. In, for the worker: the size of what is in the file, a pickled tuple of pickled calls.
+Out, for each call in order: the size of the reply, which follows in the file, a pickled pair of the result and, where
+there is none, why; or, of the parent, how the worker ended. Its end: the end of the worker. When a worker takes up a
+call, it writes the time at the start of its file.
 """
 
 from __future__ import annotations
@@ -142,20 +143,31 @@ def _serve(answer: Callable[[Any], Any], own: socket.socket, file: int, memory: 
     limit = _memory("VmSize") + memory * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    me = os.getpid()
+    me, reason = os.getpid(), ""
     while message := own.recv(64):
-        os.pwrite(file, struct.pack("d", time.monotonic()), 0)
-        try:
-            reply = pickle.dumps((answer(pickle.loads(os.pread(file, int(message), CONTENT))), ""))
-        except MemoryError:
-            os._exit(_OUT_OF_MEMORY)  # the heap may be fragmented: the next worker has a fresh one
-        except BaseException as error:
-            reply = pickle.dumps((None, _reason(error)))
-        if os.getpid() != me:
-            os._exit(0)  # a fork that the user's code made and that returned too: it must not reply
-        os.pwrite(file, reply, CONTENT)
-        own.send(b"%d" % len(reply))
+        at = CONTENT + int(message)
+        _note_time(file)
+        for call in pickle.loads(os.pread(file, int(message), CONTENT)):
+            try:
+                reply = pickle.dumps((answer(pickle.loads(call)), ""))
+            except MemoryError:
+                os._exit(_OUT_OF_MEMORY)  # the heap may be fragmented: the next worker has a fresh one
+            except BaseException as error:
+                reason = _reason(error)
+                reply = pickle.dumps((None, reason))
+            if os.getpid() != me:
+                os._exit(0)  # a fork that the user's code made and that returned too: it must not reply
+            os.pwrite(file, reply, at)
+            at += len(reply)
+            _note_time(file)  # the next call is taken up, before the caller can look for that
+            own.send(b"%d" % len(reply))
+            if reason:
+                break  # the caller ends this worker
     os._exit(0)
+
+
+def _note_time(file: int) -> None:
+    os.pwrite(file, struct.pack("d", time.monotonic()), 0)
 
 
 def check_memory() -> None:
