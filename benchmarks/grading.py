@@ -25,8 +25,9 @@ import time
 from command_line import DATA, finish, make_parser
 
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import Verifier, close_pools
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.text.math import gold_texts
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 SPEED_GOAL, HARM_LIMIT = 1.8, 0.10
 PATHOLOGICAL = (
@@ -70,7 +71,7 @@ def ordinary(count: int, seed: int) -> list[Pair]:
 
 def ours(pairs: list[Pair], timeout: float) -> float:
     """Seconds."""
-    close_pools()  # a worker's caches of an earlier pass must not help in this one
+    close_workers()  # a worker's caches of an earlier pass must not help in this one
     starting = [("1", f"\\boxed{{{i}}}") for i in range(16)]
     grader = Verifier("math", workers=2, timeout=timeout, max_failed_share=1.0)
     for each in (starting, pairs):
@@ -117,7 +118,7 @@ def main() -> int:
         seconds["ours"].append(ours(pairs, arguments.timeout))
         seconds["pathological"].append(ours(spiced(pairs, 0.01), arguments.timeout))
         seconds["plain"].append(plain(pairs))
-    close_pools()
+    close_workers()
     rates = {name: count / statistics.median(each) for name, each in seconds.items()}
     speed, harm = rates["ours"] / rates["plain"], 1 - rates["pathological"] / rates["ours"]
     print(f"{count:,} answers, 2 cores, median of {repeats}, answers per second:")

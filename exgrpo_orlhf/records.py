@@ -66,6 +66,7 @@ class Grade:
     logs: names and numbers that a function or a server gave besides (OpenRLHF's extra_logs)
     parts: by name, the rewards of which this one is the weighted sum (Verifier.rewards) and that did not abstain
     reason: why it could not be graded, or why some of its logs are left out
+    abstains: whether a function gave no reward on purpose
     """
 
     verdict: Verdict
@@ -75,6 +76,7 @@ class Grade:
     logs: tuple[tuple[str, float], ...] = ()
     parts: tuple[tuple[str, float], ...] = ()
     reason: str | None = field(default=None, compare=False)
+    abstains: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.verdict in ("timeout", "error")):

@@ -46,7 +46,8 @@ class BadFile(ValueError):
 
 def main() -> int:
     arguments = _parser().parse_args()
-    from exgrpo_orlhf.rewards import Verifier, close_pools
+    from exgrpo_orlhf.rewards import Verifier
+    from exgrpo_orlhf.workers.fork_server import close_workers
 
     settings = {name: getattr(arguments, name) for name in SETTINGS if getattr(arguments, name) is not None}
     try:
@@ -71,7 +72,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
-        close_pools()
+        close_workers()
 
 
 def summarise(out: Path) -> None:

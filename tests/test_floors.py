@@ -19,7 +19,7 @@ FLOORS = (
     {"sampling"},
     {"tracking", "experiment", "initial_buffer"},
     {"rewards", "environments"},
-    {"replay", "objective", "questions", "tasks", "checkpoints", "cache", "tokenizer_file"},
+    {"replay", "objective", "questions", "tasks", "checkpoints", "workers", "cache", "tokenizer_file"},
     {"show"},
     {"records", "settings", "files", "paths", "progress", "stopping", "terminal", "lazy", "weights", "redaction"}
     | {"metric_names", "rounding", "vllm_on_cpu"},

@@ -1,6 +1,7 @@
 """A user's file with an environment: which class of it is run, and what its methods may return.
 
-The interface is that of OpenRLHF 0.11.2, openrlhf/utils/agent.py. This module runs in the episodes' processes alone.
+The interface is that of OpenRLHF 0.11.2, openrlhf/utils/agent.py. A user's file runs in the episodes' processes alone:
+one server loads it, and forks a worker for each episode.
 """
 
 from __future__ import annotations
@@ -10,23 +11,38 @@ import importlib.util
 import inspect
 import math
 import mmap
+import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
+
+from numpy import random as numpy_random  # takes 13 ms, which no episode should
 
 from ..rewards.answer import logs_of, single
-from ..rewards.sandbox.function import load_file, placed
 from ..rounding import LARGEST_REWARD
+from ..workers.user_file import BadResult, UserFileError, load_file, placing_errors
 
 _RESET, _STEP = ("observation",), ("rewards", "environment_feedback", "done")
 _SAID = mmap.mmap(-1, 2)  # shared by all forks: which warnings have been printed
 _NAME = "openrlhf.utils.agent"
 
 
-class BadResult(Exception):
-    """What a user's method returned is no result of it; the message says what is expected."""
+class Reply(NamedTuple):
+    """The environment's answer to a reset or a step.
+
+    observation: of a reset the observation, of a step its environment_feedback
+    reward: of this step
+    score: OpenRLHF's `scores`, where the step returned it
+    logs: names and numbers to be logged (OpenRLHF's extra_logs)
+    """
+
+    observation: str
+    done: bool = False
+    reward: float = 0.0
+    score: float | None = None
+    logs: tuple[tuple[str, float], ...] = ()
 
 
 class AgentInstanceBase:
@@ -68,10 +84,15 @@ def _stand_in() -> None:
         setattr(sys.modules[parent], child, sys.modules[f"{parent}.{child}"])
 
 
-def load_agent(file: Path) -> type:
-    """The class that a file's episodes are instances of. Raises ValueError that says why there is none."""
+def load(settings: Mapping[str, str]) -> tuple[str, Callable[[dict[str, Any]], Reply]]:
+    """What answers the calls of an episode of the file at 'path'. Raises UserFileError that says why nothing does."""
+    file = Path(settings["path"]).expanduser().absolute()  # as tracebacks name it
+    return "", Agent(_agent_class(file), file).answer
+
+
+def _agent_class(file: Path) -> type:
     if not file.is_file():
-        raise ValueError(f"there is no file {str(file)!r}")
+        raise UserFileError(f"there is no file {str(file)!r}")
     _stand_in()
     module = load_file(file, "environment")
     agents: set[type]
@@ -79,20 +100,18 @@ def load_agent(file: Path) -> type:
     if executor is not None:
         multi_turn = isinstance(executor, type) and issubclass(executor, MultiTurnAgentExecutor)
         if not multi_turn or executor.execute is not MultiTurnAgentExecutor.execute:
-            raise ValueError(
+            raise UserFileError(
                 f"{file.name}: its AgentExecutor must be a MultiTurnAgentExecutor without an `execute` of its own, "
                 "because the engine generates here; write the turns as reset and step of an AgentInstance"
             )
-        try:
+        with placing_errors(file):
             agents = {executor().agent_instance_cls}
-        except Exception as error:
-            raise ValueError(placed(error, file)) from error
     else:
         own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
         agents = {each for each in own if isinstance(each, type) and callable(getattr(each, "step", None))}
     if len(agents) != 1:
         names = ", ".join(sorted(each.__name__ for each in agents)) or "none"
-        raise ValueError(
+        raise UserFileError(
             f"{file.name}: expected an AgentExecutor, or one class with the methods reset(states) and step(states); "
             f"classes with a step: {names}"
         )
@@ -100,24 +119,25 @@ def load_agent(file: Path) -> type:
 
 
 class Agent:
-    """An instance of the user's class, for one episode.
+    """An instance of the user's class, for one episode."""
 
-    agent: the user's class
-    """
-
-    def __init__(self, agent: type) -> None:
-        self._instance = agent()
+    def __init__(self, agent_class: type, file: Path) -> None:
+        self._class, self._file = agent_class, file
+        self._instance: Any = None
         self._runner = asyncio.Runner()  # one loop for all turns: what a reset opens in it, a step may use
 
-    def reset(self, states: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a `Reply`. Raises BadResult, or what the user's code raises."""
-        if not hasattr(self._instance, "reset"):
-            return {"observation": states["observation"]}
-        result = self._call("reset", states, _RESET)
-        return {"observation": _text(result, "reset", "observation")}
+    def answer(self, states: dict[str, Any]) -> Reply:
+        """To the first call, which is the reset, or to a step. Raises UserFileError."""
+        with placing_errors(self._file):
+            if self._instance is not None:
+                return self._step(states)
+            _seed(states["seed"])
+            self._instance = self._class()
+            if not hasattr(self._instance, "reset"):
+                return Reply(states["observation"])
+            return Reply(_text(self._call("reset", states, _RESET), "reset", "observation"))
 
-    def step(self, states: dict[str, Any]) -> dict[str, Any]:
-        """As `reset`."""
+    def _step(self, states: dict[str, Any]) -> Reply:
         params = states.get("sampling_params")
         result = self._call("step", states, _STEP)
         if result.get("sampling_params") not in (None, params):
@@ -128,13 +148,13 @@ class Agent:
         done = single(result["done"])
         if not isinstance(done, bool | int) or done not in (0, 1):
             raise BadResult(f"step returned 'done' = {result['done']!r:.80}; expected True or False")
-        return {
-            "observation": _text(result, "step", "environment_feedback"),
-            "done": bool(done),
-            "reward": _number(result, "rewards"),
-            "score": None if result.get("scores") is None else _number(result, "scores"),
-            "logs": logs,
-        }
+        return Reply(
+            observation=_text(result, "step", "environment_feedback"),
+            done=bool(done),
+            reward=_number(result, "rewards"),
+            score=None if result.get("scores") is None else _number(result, "scores"),
+            logs=logs,
+        )
 
     def _call(self, method: str, states: dict[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
         result = getattr(self._instance, method)(states)
@@ -149,6 +169,14 @@ class Agent:
             if images is not None and not (isinstance(images, list | tuple) and not images):
                 raise BadResult(f"{method} returned {name!r}: images are not supported, only text")
         return result
+
+
+def _seed(seed: int) -> None:
+    """Of the generators that a user's file may use without one of its own, so that an episode can be repeated."""
+    random.seed(seed)
+    numpy_random.seed(seed % 2**32)  # noqa: NPY002  (the global one)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:

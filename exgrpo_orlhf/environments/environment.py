@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from ..settings import Bound, Count, Finite, Positive, check, require
-from .episodes import EpisodeProcesses, episode_processes
+from ..workers.fork_server import ForkServer, kept
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,16 @@ class Environment:
             f"Environment.stop must be a tuple of texts, none of them empty, such as ('</call>',); got {self.stop!r}",
         )
 
-    def processes(self) -> EpisodeProcesses:
-        """This process's, made at their first use. Raises ValueError where there is no environment."""
+    def server(self) -> ForkServer:
+        """This process's, made at its first use: a worker of it plays an episode, whose first call is the reset and has
+        a "seed". Raises ValueError where there is no environment."""
         if self.path is None:
             raise ValueError("Environment.path is None: there is no environment to run")
-        settings = self.file(), self.timeout, self.memory
-        return episode_processes.get(settings, lambda: EpisodeProcesses(*settings))
+        return kept((self.file(), self.memory), self._server)
+
+    def _server(self) -> ForkServer:
+        settings = {"path": self.file(), "memory": self.memory}
+        return ForkServer("exgrpo_orlhf.environments.agent:load", settings, f"Environment.path = {self.file()!r}")
 
     def file(self) -> str:
         """The path, of a file of this package its whole one."""
@@ -72,6 +76,6 @@ class Environment:
         return str(own) if own.is_file() and not Path(self.path).expanduser().exists() else self.path
 
     def check(self) -> None:
-        """Load the file once, before anything is generated. Raises NoEnvironment, which says what is wrong."""
+        """Load the file once, before anything is generated. Raises NotLoaded, which says what is wrong."""
         if self.path is not None:
-            EpisodeProcesses(self.file(), self.timeout, self.memory).check()
+            self._server().check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -16,8 +17,9 @@ from ..questions.special_tokens import response_text
 from ..records import Grade, Question, Rollout, Trajectory
 from ..rewards import Written
 from ..rounding import less_rounding
+from ..workers.fork_server import CallFailed, Worker
+from .agent import Reply
 from .environment import Environment
-from .episodes import Episode, EpisodeFailed, Reply
 
 log = logging.getLogger(__name__)
 _TOGETHER = 256  # stored episodes checked at a time
@@ -75,16 +77,17 @@ class Play:
         self.turns, self.truncated, self.going = 0, False, True
         self.reward, self.score = 0.0, None  # type: float, float | None
         self.logs: tuple[tuple[str, float], ...] = ()
-        self.failure: EpisodeFailed | None = None
+        self.failure: CallFailed | None = None
         self.computed: Any = None  # of the context, by an engine that keeps it until the next turn
         self._text = player.prompts.render(question)
         self._action = ""
         states = {"observation": self._text, "label": question.answer, "seed": seed, "meta": dict(question.meta)}
-        self.episode: Episode | None = None
+        self.episode: Worker | None = None
         try:
-            self.episode = player.environment.processes().begin(states)
-        except OSError as error:  # no process or descriptor is left
-            self._fail(EpisodeFailed("error", f"it could not begin: {error}"))
+            self.episode = player.environment.server().worker()
+            self.episode.call(pickle.dumps(states))
+        except CallFailed as error:
+            self._fail(error)
 
     @property
     def context(self) -> list[int]:
@@ -119,19 +122,19 @@ class Play:
         self._action = self.player.text(turn)
         assert self.episode is not None  # or it would not be going
         states = {"observation_text": self._text, "action_text": self._action, "label": self.question.answer}
-        self.episode.step({**states, "sampling_params": None})
+        self.episode.call(pickle.dumps({**states, "sampling_params": None}))
 
     @property
     def answered(self) -> bool:
         """Whether `received` returns at once."""
-        return self.episode is None or self.episode.ready()
+        return self.episode is None or self.episode.ready(self.player.environment.timeout)
 
     def received(self) -> bool:
         """Wait for the environment. Returns `going`."""
         if self.episode is not None:
             try:
-                self._take(self.episode.reply())
-            except EpisodeFailed as error:
+                self._take(self.episode.reply(self.player.environment.timeout))
+            except CallFailed as error:
                 self._fail(error)
         if not self.going:
             self.close()
@@ -140,7 +143,7 @@ class Play:
     def _take(self, reply: Reply) -> None:
         if self.turns == 0:  # a reset may only add to the prompt, whose token ids are the question's
             if not reply.observation.startswith(self._text):
-                raise EpisodeFailed(
+                raise CallFailed(
                     "error",
                     f"reset returned an observation that does not begin with the prompt: {reply.observation!r:.80}",
                 )
@@ -156,7 +159,7 @@ class Play:
         # Without room for a token after it, or another turn, an observation is no part of the episode.
         if long or self.turns == self.player.environment.max_turns or len(ids) >= self.room:
             if self.turns == 0:
-                raise EpisodeFailed(
+                raise CallFailed(
                     "error", f"what reset adds to the prompt leaves no room in {self.room} tokens (MAX_RESPONSE_TOKENS)"
                 )
             self.going, self.truncated = False, True
@@ -165,7 +168,7 @@ class Play:
         self.actions += [False] * len(ids)
         self._text += self._action + added
 
-    def _fail(self, error: EpisodeFailed) -> None:
+    def _fail(self, error: CallFailed) -> None:
         self.failure, self.going = error, False
         log.warning("not played (%s): %s; question %s", error.verdict, error.reason, self.question.id)
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints import claim
-from ..environments import close_episodes
 from ..files import write_json
 from ..progress import duration
 from ..questions.prompts import opens_thought
 from ..records import Question
-from ..rewards import Verifier, Written, close_pools
+from ..rewards import Verifier, Written
 from ..sampling import EngineLost, Request, Sampler
 from ..stopping import Stop
+from ..workers.fork_server import close_workers
 from . import folder
 from .evaluated_model import RequestBuilder
 from .grading import check_golds, graded, verdicts
@@ -151,8 +151,7 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             write_json(out / folder.RESULTS, results)
             return results
     finally:
-        close_pools()
-        close_episodes()
+        close_workers()
 
 
 def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, Any]:
@@ -178,7 +177,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
             facts, not_run = before["benchmarks"], before["not_run"]
             results = summarise(before["name"], record, facts, not_run, files, seconds, grader)
         finally:
-            close_pools()
+            close_workers()
         write_json(out / folder.RESULTS, results)
         return results
 

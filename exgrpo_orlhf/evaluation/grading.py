@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..environments import NoEnvironment
 from ..questions.text import normalised_answer, plain_text
 from ..records import Grade, Question
 from ..rewards import GradingError, Verifier, Written
+from ..workers.fork_server import NotLoaded
 from .benchmarks import BenchmarkError
 from .responses import Response
 from .samples import Sample
@@ -27,7 +27,7 @@ def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> N
         if environment := each.benchmark.environment:
             try:
                 environment.check()
-            except NoEnvironment as error:
+            except NotLoaded as error:
                 raise BenchmarkError(f"benchmark {each.benchmark.name!r}: {error}") from error
             if environment.reward == "environment":
                 continue

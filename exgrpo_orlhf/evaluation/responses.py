@@ -67,7 +67,7 @@ def respond(
     """Yield the responses to all requests except those done, each once, in portions of any order.
 
     requests: one benchmark's after another's. Closing the iterator cancels requests under way. Raises EngineLost, and
-    NoEnvironment.
+    NotLoaded.
     """
     for name, same in groupby(requests, lambda request: request.key[0] if request.key[0] in playing.players else None):
         part = [*same]

@@ -1,7 +1,7 @@
 """Verifiers: from a question and a response to a grade."""
 
 from .answer import Written
-from .pool.pool import GradingError, NoGrader, close_pools
+from .pool import GradingError, NoGrader
 from .verifier import Verifier
 
-__all__ = ["GradingError", "NoGrader", "Verifier", "Written", "close_pools"]
+__all__ = ["GradingError", "NoGrader", "Verifier", "Written"]

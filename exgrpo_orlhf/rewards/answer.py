@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..metric_names import allowed_name
-from ..records import Message, Verdict
+from ..records import Grade, Message
 
 log = logging.getLogger(__name__)
 
@@ -55,27 +55,6 @@ class Answer(NamedTuple):
         return self.read or (prompt, prompt + self.response)
 
 
-class Graded(NamedTuple):
-    """A grader's result.
-
-    reason: why the answer could not be graded (verdict 'error' or 'timeout'), or some of its logs not be read
-    logs: names and numbers to be logged
-    abstains: whether a function gave no reward on purpose
-    """
-
-    verdict: Verdict
-    reward: float | None
-    extracted: str | None = None
-    reason: str | None = None
-    logs: tuple[tuple[str, float], ...] = ()
-    abstains: bool = False
-
-    def shortened(self, most: int) -> Graded:
-        """Its texts cut off behind so many characters."""
-        extracted, reason = (None if text is None else text[:most] for text in (self.extracted, self.reason))
-        return self._replace(extracted=extracted, reason=reason)
-
-
 def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]], str | None]:
     """OpenRLHF's extra_logs: by name a list, array or tensor with a number for each of `count` queries.
 
@@ -108,11 +87,11 @@ def warn_once(reason: str) -> None:
     log.warning("left out: %s", reason)
 
 
-Grader = Callable[[Answer], Graded]
+Grader = Callable[[Answer], Grade]
 
 
 class Grading(NamedTuple):
     """How a worker grades. calls: of what it takes the answers at a time, 'response', 'group' or 'batch'"""
 
     calls: str
-    grade: Callable[[Sequence[Answer]], list[Graded]]
+    grade: Callable[[Sequence[Answer]], list[Grade]]

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from ..records import Grade, Question
 from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
-from .answer import Answer, Graded, Written, warn_once
-from .pool.pool import Pool
+from .answer import Answer, Written, warn_once
+from .pool import Pool
 from .server import RewardServer
 
 log = logging.getLogger(__name__)
@@ -97,10 +97,9 @@ class Answers:
         self.pairs: list[tuple[Question, Written]] = []
         self.texts: list[str | None] = []  # of each pair, what is graded; None: its thought has no end
         self.keys: list[bytes] = []  # of each pair
-        self.sent: dict[bytes, tuple[Answer, Future[Graded]]] = {}
+        self.sent: dict[bytes, tuple[Answer, Future[Grade]]] = {}
         self.unsent: dict[bytes, Answer] = {}  # of a function that gets the whole batch
         self.pool: Pool | RewardServer | None = None
-        self.abstained: list[bool] = []  # of each pair, when all are graded
         by_question = groupby(pairs, lambda pair: pair[0].id if verifier.kind in OWN_GRADERS else None)
         for _, same in by_question:
             self.add([*same])
@@ -144,13 +143,9 @@ class Answers:
                 _NO_ANSWER if response is None else here(replace(one, answer=one.answer_text), response)
                 for (one, _), response in zip(self.pairs, self.texts, strict=True)
             ]
-            self.abstained = [False] * len(grades)
         else:
-            graded = self._graded()
-            by_key = {key: self._grade_of(key, each) for key, each in graded.items()}
-            by_key[_UNFINISHED] = _NO_ANSWER
+            by_key = {**self._graded(), _UNFINISHED: _NO_ANSWER}
             grades = [by_key[key] for key in self.keys]
-            self.abstained = [key in graded and graded[key].abstains for key in self.keys]
         return [
             grade
             if grade.reward is None or fits_format(self.verifier.format, written)
@@ -158,18 +153,9 @@ class Answers:
             for grade, (_, written) in zip(grades, self.pairs, strict=True)
         ]
 
-    def _grade_of(self, key: bytes, graded: Graded) -> Grade:
-        """The reason, if there is one, goes to the log too."""
-        verdict, reward, extracted, reason, logs, abstains = graded
-        if reward is None and not (abstains and self.may_abstain):
-            log.warning("not graded (%s): %s; response %.120r", verdict, reason, self.sent[key][0].response[-120:])
-        elif reason and reward is not None:
-            warn_once(reason)
-        return Grade(verdict, reward, extracted=extracted, logs=logs, reason=reason)
-
-    def _graded(self) -> dict[bytes, Graded]:
+    def _graded(self) -> dict[bytes, Grade]:
         """What was sent. A text that could not be graded gets a second try in twice the time, and is wrong after that
-        if its gold can be read: no response escapes its 0 by being hard to read."""
+        if its gold can be read: no response escapes its 0 by being hard to read. A reason goes to the log too."""
         if self.unsent:
             self._send(together=True)
         graded = {key: future.result() for key, (_, future) in self.sent.items()}
@@ -182,7 +168,13 @@ class Answers:
             for key, second, gold in zip(failed, again, golds, strict=True):
                 graded[key] = second.result()
                 if graded[key].reward is None and gold.result().reward is not None:
-                    graded[key] = Graded("wrong", 0.0)
+                    graded[key] = Grade("wrong", 0.0)
+        for key, grade in graded.items():
+            if grade.reward is not None and grade.reason:
+                warn_once(grade.reason)
+            elif grade.reward is None and not (grade.abstains and self.may_abstain):
+                end = self.sent[key][0].response[-120:]
+                log.warning("not graded (%s): %s; response %.120r", grade.verdict, grade.reason, end)
         return graded
 
     def give_up(self) -> None:

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..records import EXTRA_INFO
+from ..workers.user_file import load_file, placed
 from .answer import Answer, single
-from .sandbox.function import NAME, load_file, named, placed
+from .sandbox.function import NAME, named
 
 Rewards = list[tuple[float | None, str | None]]  # of each response, and why there is none
 _PACKAGES = {"trl": "trl==1.16.0", "openrlhf": "openrlhf==0.11.2", "verl": "verl==0.9.1"}

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ..records import Verdict
+from ..records import Grade, Verdict
 from ..rounding import LARGEST_REWARD
-from .answer import Answer, Graded, logs_of, single
-from .pool.pool import NoGrader
+from .answer import Answer, logs_of, single
+from .pool import NoGrader
 
 _PAUSE = 0.5  # seconds before the second try; twice as long before each further one
 _SHOWN = 80  # characters of an answer of the server
@@ -60,9 +60,9 @@ class RewardServer:
                 faults.append(f"{shown(url)}: {error_text(error)}")
         raise NoGrader(f"Verifier.url: no reward server answers ({'; '.join(faults)})")
 
-    def submit(self, answers: Sequence[Answer], times: float = 1.0, together: bool = True) -> list[Future[Graded]]:
+    def submit(self, answers: Sequence[Answer], times: float = 1.0, together: bool = True) -> list[Future[Grade]]:
         """Grade the answers in one request. times: the limit, in multiples of the server's"""
-        futures: list[Future[Graded]] = [Future() for _ in answers]
+        futures: list[Future[Grade]] = [Future() for _ in answers]
         asyncio.run_coroutine_threadsafe(self._grade(list(answers), futures, times * self.timeout), self._loop)
         return futures
 
@@ -71,19 +71,19 @@ class RewardServer:
         async with asyncio.timeout(self.timeout), self._client.stream("GET", url):
             pass
 
-    async def _grade(self, answers: list[Answer], futures: list[Future[Graded]], timeout: float) -> None:
+    async def _grade(self, answers: list[Answer], futures: list[Future[Grade]], timeout: float) -> None:
         async with self._free:
             if all(future.cancelled() for future in futures):
                 return
             try:
                 graded = await self._ask(answers, timeout)
             except Exception as error:  # a fault of ours must not leave the caller waiting
-                graded = [Graded("error", None, reason=f"{type(error).__name__}: {error}")] * len(answers)
+                graded = [Grade("error", None, reason=f"{type(error).__name__}: {error}")] * len(answers)
         for future, each in zip(futures, graded, strict=True):
             if future.set_running_or_notify_cancel():
                 future.set_result(each)
 
-    async def _ask(self, answers: list[Answer], timeout: float) -> list[Graded]:
+    async def _ask(self, answers: list[Answer], timeout: float) -> list[Grade]:
         prompts, queries = zip(*(answer.as_read for answer in answers), strict=True)
         body = {
             "query": queries,
@@ -109,7 +109,7 @@ class RewardServer:
                 verdict, reason = "error", f"{shown(url)}: {error_text(error)}"
             except ValueError as error:  # no JSON, too long, or not what was asked for
                 verdict, reason = "error", f"{shown(url)} answered what cannot be read: {error}"
-        return [Graded(verdict, None, reason=reason)] * len(answers)
+        return [Grade(verdict, None, reason=reason)] * len(answers)
 
     async def _post(self, url: str, body: dict[str, Any], timeout: float) -> tuple[int, bytes]:
         """Status and content. Raises TimeoutError, httpx.HTTPError, ValueError for an answer that is too long."""
@@ -126,7 +126,7 @@ server = cache(RewardServer)  # this process's connections with these settings
 os.register_at_fork(after_in_child=server.cache_clear)  # the child has no threads
 
 
-def _read(answer: Any, count: int, url: str, success_at: float) -> list[Graded]:
+def _read(answer: Any, count: int, url: str, success_at: float) -> list[Grade]:
     """Raises ValueError unless there is one reward for each query."""
     answer = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
     if not isinstance(answer, dict) or "rewards" not in answer:
@@ -145,10 +145,10 @@ def _read(answer: Any, count: int, url: str, success_at: float) -> list[Graded]:
             name = "reward" if reward is None else "score"
             values = f"{answer[f'{name}s']!r:.{_SHOWN}}"
             why = f"{url}: {name} {i} of {count} is no finite number, or beyond ±{LARGEST_REWARD:,.0f}: {values}"
-            graded.append(Graded("error", None, reason=why))
+            graded.append(Grade("error", None, reason=why))
         else:
             verdict: Verdict = "correct" if score >= success_at else "wrong"
-            graded.append(Graded(verdict, reward, reason=reason, logs=logs[i - 1]))
+            graded.append(Grade(verdict, reward, reason=reason, logs=logs[i - 1]))
     return graded
 
 

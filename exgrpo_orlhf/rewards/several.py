@@ -47,26 +47,21 @@ class SeveralAnswers:
 
     def grades(self) -> list[Grade]:
         columns = {name: each.grades() for name, each in self.answers.items()}
-        abstained = {name: each.abstained for name, each in self.answers.items()}
         first = next(iter(self.answers.values()))
         return [
-            self._sum(
-                {name: own[i] for name, own in columns.items()},
-                {name for name, own in abstained.items() if own[i]},
-                fits_format(self.required, written),
-            )
+            self._sum({name: own[i] for name, own in columns.items()}, fits_format(self.required, written))
             for i, (_, written) in enumerate(first.pairs)
         ]
 
-    def _sum(self, grades: Mapping[str, Grade], abstained: set[str], fits: bool) -> Grade:
+    def _sum(self, grades: Mapping[str, Grade], fits: bool) -> Grade:
         """Σ w·r over the rewards that do not abstain. Not gradable where one fails, or all abstain; where the one that
         decides on success abstains, it is none."""
-        failed = [grade for name, grade in grades.items() if grade.reward is None and name not in abstained]
+        failed = [grade for grade in grades.values() if grade.reward is None and not grade.abstains]
         rewards = {name: grade.reward for name, grade in grades.items() if grade.reward is not None}
         if failed or not rewards:
             return replace((failed or [*grades.values()])[0], logs=())
         decides = grades[self.decides]
-        verdict: Verdict = "no_answer" if self.decides in abstained else decides.verdict
+        verdict: Verdict = "no_answer" if decides.abstains else decides.verdict
         total = sum(self.weights[name] * reward for name, reward in rewards.items())
         if not fits:
             verdict, total = "wrong" if verdict == "correct" else verdict, 0.0

@@ -15,7 +15,7 @@ from ..settings import Bound, Count, Finite, PositiveShare, Share, check, requir
 from . import several
 from .answer import Answer, Written
 from .grading import OWN_GRADERS, TEXTS, Answers, as_in_other_readers
-from .pool.pool import GradingError, Pool, pool
+from .pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
 from .server import RewardServer, address_fault, server, shown
 

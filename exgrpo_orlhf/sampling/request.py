@@ -140,7 +140,7 @@ class Sampler(ABC):
         of those that are over, in portions, those at `done` excepted. like: how their turns are sampled
 
         Which are played together does not depend on `done`: where one of them is missing, all are played. Raises
-        EngineLost and NoEnvironment.
+        EngineLost and NotLoaded.
         """
         order = sorted(range(len(questions)), key=lambda i: (len(player.prompts.encode(questions[i])), i))
         size = self.together or max(1, len(order))

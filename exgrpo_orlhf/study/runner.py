@@ -101,7 +101,7 @@ class Runner:
             # In its own process group: else Ctrl-C in the terminal would reach it too, and two end it without saving.
             with (run.folder / "run.log").open("ab") as file:
                 self.running[run] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "exgrpo_orlhf.study.child", str(os.getpid()), *self.command(run)],
+                    [sys.executable, "-P", "-m", "exgrpo_orlhf.workers.parent", str(os.getpid()), *self.command(run)],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,

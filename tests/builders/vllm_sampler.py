@@ -18,10 +18,11 @@ from run_builders import ROOT
 
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.rows import ForwardRow
-from exgrpo_orlhf.environments import Environment, close_episodes
+from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.settings import LocalEngine, LoRA, Optimizer, Sampling
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 LOSS = MixedPolicyLoss(response_length=24)
 OPTIMIZER = Optimizer(learning_rate=1e-2)  # a stale weight shows
@@ -102,7 +103,7 @@ def compared_with_the_loop(model: Path) -> dict[str, Any]:
                 for one in group.rollouts
             }
             policy.sampler.close()
-    close_episodes()
+    close_workers()
     return {"answers": answers, "turns": turns, "ends": sorted(ends), "logprobs_of_actions": logprobs}
 
 

@@ -23,9 +23,10 @@ def test_openrlhf_need_not_be_installed(tmp_path):
         "        return {'rewards': float(agent is same), 'environment_feedback': missing, 'done': 1}\n"
     )
     source = (
-        "from exgrpo_orlhf.environments import Environment\n"
-        f"episode = Environment({str(tmp_path / 'game.py')!r}).processes().begin({{'observation': 'a', 'seed': 0}})\n"
-        "print(episode.reply())\nepisode.step({})\nprint(episode.reply())\n"
+        "import pickle\nfrom exgrpo_orlhf.environments import Environment\n"
+        f"episode = Environment({str(tmp_path / 'game.py')!r}).server().worker()\n"
+        "for states in ({'observation': 'a', 'seed': 0}, {}):\n"
+        "    episode.call(pickle.dumps(states))\n    print(episode.reply(60))\n"
     )
     done = python("-c", source, timeout=WAIT, env={"PYTHONPATH": str(tmp_path / "hide")})
     assert done.stdout.splitlines() == [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exgrpo_orlhf.environments import Environment, NoEnvironment
+from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.workers.fork_server import NotLoaded
 
 OPENRLHF = """
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
@@ -37,7 +38,7 @@ def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source
     one = Environment(str(tmp_path / "game.py"))
     if source is not None:
         (tmp_path / "game.py").write_text(source)
-    with pytest.raises(NoEnvironment) as refusal:
+    with pytest.raises(NotLoaded) as refusal:
         one.check()
     message = str(refusal.value)
     assert message.startswith(f"Environment.path = {one.path!r} cannot be used: ")
@@ -48,4 +49,4 @@ def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source
 def test_without_a_path_there_is_nothing_to_check():
     Environment().check()
     with pytest.raises(ValueError, match="there is no environment"):
-        Environment().processes()
+        Environment().server()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 from run_builders import BUILDERS
 
-from exgrpo_orlhf.environments import Environment, EpisodeFailed, Reply, close_episodes
+from exgrpo_orlhf.environments import Environment, Reply
+from exgrpo_orlhf.workers.fork_server import CallFailed, Worker, close_workers
 
 # By the action: what a broken environment does.
 BROKEN = """
@@ -67,16 +69,22 @@ def environment(tmp_path: Path, source: str, **settings) -> Environment:
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
     yield environment(tmp_path_factory.mktemp("environments"), BROKEN, memory=256)
-    close_episodes()
+    close_workers()
 
 
-def begin(environment: Environment, seed: int = 0, **states):
-    return environment.processes().begin({"observation": "6*7?", "label": "42", "seed": seed, **states})
+def ask(episode: Worker, **states) -> None:
+    episode.call(pickle.dumps(states))
 
 
-def act(episode, action: str, **states) -> Reply:
-    episode.step({"observation_text": "", "action_text": action, "label": "42", **states})
-    return episode.reply()
+def begin(environment: Environment, seed: int = 0, **states) -> Worker:
+    episode = environment.server().worker()
+    ask(episode, observation="6*7?", label="42", seed=seed, **states)
+    return episode
+
+
+def act(episode: Worker, action: str, **states) -> Reply:
+    ask(episode, **{"observation_text": "", "action_text": action, "label": "42", **states})
+    return episode.reply(WAIT)
 
 
 def ended(pid: int) -> bool:
@@ -94,9 +102,9 @@ def ended(pid: int) -> bool:
 @pytest.mark.parametrize("answers", [("#41", "it is #42"), ("#41", "no", "#43")], ids=["right", "three times wrong"])
 def test_a_file_of_openrlhf_runs_unchanged_over_several_turns(answers, capfd):
     episode = begin(Environment(str(BUILDERS / "agent_file.py"), timeout=WAIT))
-    assert episode.reply() == Reply("6*7?")
+    assert episode.reply(WAIT) == Reply("6*7?")
     replies = [act(episode, answer) for answer in answers]
-    close_episodes()
+    close_workers()
     right, n = "#42" in answers[-1], len(answers)
     assert replies[:-1] == [Reply("6*7?", False, 0.0, 0.0, (("turns", float(i)),)) for i in range(1, n)]
     assert replies[-1] == Reply("6*7?", True, float(right), 2.0 * right, (("turns", float(n)),))
@@ -126,17 +134,17 @@ def test_one_loop_serves_all_turns_of_an_async_class_and_each_episode_has_an_ins
     one.check()
     for _ in range(2):
         episode = begin(one)
-        assert episode.reply() == Reply("6*7?")
+        assert episode.reply(WAIT) == Reply("6*7?")
         assert [act(episode, "").observation for _ in range(2)] == ["[0]", "[0, 1]"]
         episode.close()
-    close_episodes()
+    close_workers()
 
 
 def test_the_same_seed_gives_the_same_episode_in_another_process_too(broken):
-    first, second, other = (begin(broken, seed).reply().observation for seed in (7, 7, 8))
+    first, second, other = (begin(broken, seed).reply(WAIT).observation for seed in (7, 7, 8))
     assert first == second != other
-    close_episodes()
-    assert begin(broken, 7).reply().observation == first
+    close_workers()
+    assert begin(broken, 7).reply(WAIT).observation == first
 
 
 FAULTS = {
@@ -167,15 +175,15 @@ FAULTS = {
 @pytest.mark.parametrize("action", FAULTS)
 def test_a_broken_episode_fails_with_its_line_and_others_go_on(broken, action):
     other, episode = begin(broken), begin(broken)
-    other.reply()
-    episode.reply()
-    with pytest.raises(EpisodeFailed) as failure:
+    other.reply(WAIT)
+    episode.reply(WAIT)
+    with pytest.raises(CallFailed) as failure:
         act(episode, f"result; {action}" if action.startswith("del") else action)
     assert failure.value.verdict == "error"
     assert FAULTS[action] in str(failure.value)
     assert "\n" not in failure.value.reason
     assert len(failure.value.reason) <= 400
-    with pytest.raises(EpisodeFailed, match="closed"):
+    with pytest.raises(CallFailed, match="closed"):
         act(episode, "more")
     assert act(other, "more") == Reply("more", False, 1.0)
     other.close()
@@ -183,26 +191,25 @@ def test_a_broken_episode_fails_with_its_line_and_others_go_on(broken, action):
 
 @pytest.mark.parametrize("action", ["spin", "ignore"])
 def test_a_step_that_hangs_is_killed_at_its_deadline(broken, action):
-    hasty = Environment(broken.path, timeout=1.0)
-    other, episode = begin(hasty), begin(hasty)
+    other, episode = begin(broken), begin(broken)
     for each in (other, episode):
-        each.reply()
+        each.reply(WAIT)
     start = time.monotonic()
-    episode.step({"action_text": action})
+    ask(episode, action_text=action)
     assert act(other, "more") == Reply("more", False, 1.0)
-    assert not episode.ready()
-    with pytest.raises(EpisodeFailed, match=r"^no answer within 1 s \(Environment.timeout\)$") as failure:
-        episode.reply()
+    assert not episode.ready(1.0)
+    with pytest.raises(CallFailed, match=r"^no answer within 1 s \(Environment.timeout\)$") as failure:
+        episode.reply(1.0)
     assert failure.value.verdict == "timeout"
     assert 1.0 <= time.monotonic() - start < 10.0
-    assert episode.ready()
+    assert episode.ready(1.0)
     assert act(other, "more") == Reply("more", False, 1.0)
     other.close()
 
 
 def test_what_a_step_prints_and_a_fork_that_returns_too_change_no_reply(broken):
     episode = begin(broken)
-    episode.reply()
+    episode.reply(WAIT)
     for action in ("print", "fork", "more", "fork", "more"):
         assert act(episode, action) == Reply("more", False, 1.0)
     episode.close()
@@ -211,30 +218,30 @@ def test_what_a_step_prints_and_a_fork_that_returns_too_change_no_reply(broken):
 def test_megabytes_pass_in_both_directions_and_a_hung_episode_takes_them_without_blocking(broken):
     text = "x" * 5_000_000
     episode = begin(broken, text=text)
-    episode.reply()
+    episode.reply(WAIT)
     assert act(episode, "echo", observation_text=text).observation == text
-    episode.step({"action_text": "spin"})
+    ask(episode, action_text="spin")
     start = time.monotonic()
     for _ in range(20):
-        episode.step({"action_text": text})
+        ask(episode, action_text=text)
     assert time.monotonic() - start < 5
     episode.close()
 
 
 def test_two_hundred_episodes_at_once(broken):
-    close_episodes()
+    close_workers()
     with ThreadPoolExecutor(4) as threads:  # which end while the episodes go on
         episodes = [*threads.map(lambda seed: begin(broken, seed), range(200))]
     waiting, replies = {*episodes}, {}
     while waiting:
         for each in wait(waiting, timeout=WAIT):
-            assert each.ready()
-            replies[each] = each.reply().observation
+            assert each.ready(WAIT)
+            replies[each] = each.reply(WAIT).observation
             waiting.discard(each)
     assert len({*replies.values()}) == 200, "each has its seed"
     for each in episodes:
-        each.step({"action_text": "more"})
-    assert {each.reply() for each in episodes} == {Reply("more", False, 1.0)}
+        ask(each, action_text="more")
+    assert {each.reply(WAIT) for each in episodes} == {Reply("more", False, 1.0)}
     for each in episodes:
         each.close()
         each.close()
@@ -242,55 +249,54 @@ def test_two_hundred_episodes_at_once(broken):
 
 def test_the_time_until_a_process_begins_is_not_the_reset_s(broken):
     """With hundreds of episodes the last fork comes late."""
-    hasty = Environment(broken.path, timeout=1.0)
-    begin(hasty).close()
-    pid = hasty.processes()._process.pid
+    begin(broken).close()
+    pid = broken.server()._process.pid
     os.kill(pid, signal.SIGSTOP)
-    episode = begin(hasty)
+    episode = begin(broken)
     time.sleep(1.2)
-    assert not episode.ready()
+    assert not episode.ready(1.0)
     os.kill(pid, signal.SIGCONT)
-    assert episode.reply().observation
+    assert episode.reply(1.0).observation
     episode.close()
 
 
 def test_close_kills_what_an_episode_left_behind(broken):
     episodes = [begin(broken) for _ in range(3)]
     for each in episodes:
-        each.reply()
+        each.reply(WAIT)
     pids = [int(act(each, "child").observation) for each in episodes]
     episodes[0].close()
     assert ended(pids[0])
-    with pytest.raises(EpisodeFailed):
+    with pytest.raises(CallFailed):
         act(episodes[1], "exit")
     assert ended(pids[1])
     assert Path(f"/proc/{pids[2]}").exists()
-    close_episodes()
+    close_workers()
     assert ended(pids[2])
 
 
 def test_after_the_process_that_forks_was_killed_the_next_episode_begins_as_ever(broken):
     episode = begin(broken)
-    episode.reply()
-    process = broken.processes()._process
+    episode.reply(WAIT)
+    process = broken.server()._process
     process.kill()
     process.wait(WAIT)
-    with pytest.raises(EpisodeFailed, match="its process ended"):
+    with pytest.raises(CallFailed, match="its process ended"):
         act(episode, "more")
     again = begin(broken)
-    again.reply()
+    again.reply(WAIT)
     assert act(again, "more") == Reply("more", False, 1.0)
     again.close()
 
 
 def test_no_process_is_left_when_the_caller_ends_or_is_killed(broken):
     source = (
-        "import os, sys\nfrom exgrpo_orlhf.environments import Environment\n"
-        f"processes = Environment({broken.path!r}).processes()\n"
-        "episode = processes.begin({'seed': 0})\nepisode.reply()\n"
-        "episode.step({'action_text': 'child'})\n"
-        "print(processes._process.pid, episode.reply().observation, flush=True)\n"
-        "episode.step({'action_text': 'spin'})\n"
+        "import os, pickle, sys\nfrom exgrpo_orlhf.environments import Environment\n"
+        f"server = Environment({broken.path!r}).server()\n"
+        "episode = server.worker()\nepisode.call(pickle.dumps({'seed': 0}))\nepisode.reply(60)\n"
+        "episode.call(pickle.dumps({'action_text': 'child'}))\n"
+        "print(server._process.pid, episode.reply(60).observation, flush=True)\n"
+        "episode.call(pickle.dumps({'action_text': 'spin'}))\n"
         "os.kill(os.getpid(), 9) if sys.argv[1] == 'killed' else None\n"
     )
     for way in ("ends", "killed"):

@@ -15,7 +15,8 @@ from exgrpo_orlhf.evaluation.grading import votes
 from exgrpo_orlhf.evaluation.results import metrics, summarise
 from exgrpo_orlhf.evaluation.results_table import means
 from exgrpo_orlhf.evaluation.samples import SampleFile
-from exgrpo_orlhf.rewards import Verifier, close_pools
+from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 LINES = [  # row, sample, verdict, plain, extracted, finish, tokens, sound, group
     (0, 0, "correct", "correct", "4", "stop", 10, True, "a"),
@@ -57,7 +58,7 @@ def test_the_grader_s_equal_answers_are_one_vote(tmp_path):
             results = summarise("x", {}, facts, {}, {"one": made(tmp_path, lines)}, {}, grader)
             assert results["benchmarks"]["one"]["maj"]["5"]["value"] == expected
     finally:
-        close_pools()
+        close_workers()
 
 
 def test_every_number_is_what_the_lines_say(tmp_path):

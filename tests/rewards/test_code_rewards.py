@@ -12,8 +12,9 @@ import pytest
 from run_builders import wait_until
 
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import Verifier, close_pools
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.sandbox.code import last_program, read_tests
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 SUMS = {"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34"]}
 ASSERTS = "assert f(1) == 2\nassert f(5) == 6"
@@ -236,5 +237,5 @@ def test_without_a_sandbox_nothing_is_run():
 
 
 def test_close():
-    close_pools()
+    close_workers()
     assert_nothing_is_left_running()

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from run_builders import ROOT, python, wait_until
 
-from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
+from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import GradingError, Verifier
-from exgrpo_orlhf.rewards.answer import Answer, Graded
-from exgrpo_orlhf.rewards.pool.pool import Pool
+from exgrpo_orlhf.rewards.answer import Answer
+from exgrpo_orlhf.rewards.pool import Pool
 from exgrpo_orlhf.sampling import EngineLost
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def processes(needle: str) -> list[int]:
     return [int(pid) for pid in pids if int(pid) != os.getpid()]
 
 
-def grade(pool: Pool, responses: Sequence[str]) -> list[Graded]:
+def grade(pool: Pool, responses: Sequence[str]) -> list[Grade]:
     return [future.result() for future in pool.submit([Answer("42", text, "p:") for text in responses])]
 
 
@@ -248,7 +248,7 @@ def test_an_answer_whose_process_is_killed_from_outside_is_tried_again(function)
     pool = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 515}, 5.0, 1)
 
     def forks():
-        return {*processes('"memory": 515')} - {slot.process.pid for slot in pool._slots if slot.process}
+        return {*processes('"memory": 515')} - {pool.server._process.pid}
 
     grade(pool, ["p:42"])
     for answers in ([], ["p:42", "p:nap 42", "p:42"]):  # between two chunks, and within one
@@ -265,7 +265,7 @@ def test_closing_ends_all_processes_and_waiting_callers(function):
     pool = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 511}, 60.0, 2)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(grade, pool, ["sleep"] * 8)
-        wait_until(lambda: len(processes('"memory": 511')) == 4)  # two workers and their forks
+        wait_until(lambda: len(processes('"memory": 511')) == 3)  # the server and two workers
         pool.close()
         with pytest.raises(GradingError, match="the pool of grading processes was closed"):
             waiting.result(30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from signal import SIGKILL
 import pytest
 
 from exgrpo_orlhf.rewards.answer import Answer
-from exgrpo_orlhf.rewards.pool.pool import _TRIES, Pool
+from exgrpo_orlhf.rewards.pool import _TRIES, Pool
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,7 @@ def reward_func(queries, prompts, labels):
 ANSWERS, KILLS, WORKERS = 150, 40, 2
 
 
-@pytest.mark.parametrize("victims", ["the forks that grade", "their parents", "both"])
+@pytest.mark.parametrize("victims", ["the workers", "their server", "both"])
 def test_a_storm_of_kills_while_busy_costs_no_verdict_but_those_that_are_given_up(victims, tmp_path):
     """An answer is given up after it lost three processes, and says so."""
     (tmp_path / "reward.py").write_text(FUNCTION)
@@ -43,14 +44,15 @@ def test_a_storm_of_kills_while_busy_costs_no_verdict_but_those_that_are_given_u
     def storm() -> None:
         while len(kills) < KILLS and not done.is_set():
             time.sleep(rng.uniform(0, 0.3))
-            busy = [slot.process for slot in pool._slots if slot.process and slot.process._fork]
-            if not busy:
+            server = pool.server._process
+            workers = server and subprocess.run(["pgrep", "-P", str(server.pid)], capture_output=True).stdout.split()
+            if not workers:
                 continue
-            process = rng.choice(busy)
-            fork = victims == "the forks that grade" or (victims == "both" and rng.random() < 0.5)
+            victim = rng.choice(workers)
+            one = victims == "the workers" or (victims == "both" and rng.random() < 0.5)
             with suppress(ProcessLookupError):
-                os.kill(process._fork if fork else process.pid, SIGKILL)
-                kills.append(fork)
+                os.kill(int(victim) if one else server.pid, SIGKILL)
+                kills.extend([victim] if one else workers)  # a server's workers die with it
 
     killer = threading.Thread(target=storm)
     futures = pool.submit([Answer("42", f"{i} {notes}", "") for i in range(ANSWERS)])

@@ -6,9 +6,10 @@ import pytest
 from run_builders import ROOT
 
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import Verifier, close_pools
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.text import choice, math
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 PAGE = " ".join((ROOT / "docs/rewards.md").read_text().split())
 MATH = [
@@ -123,4 +124,4 @@ def test_the_page_s_own_functions_give_the_rewards_they_are_for(tmp_path):
         verifier = Verifier("function", function=f"{path}:{name}", workers=1)
         rewards = [verifier.grade(question, response).reward for response in ("42", "41")]
         assert rewards == [1.0, 0.0], name
-    close_pools()
+    close_workers()

@@ -11,7 +11,8 @@ from run_builders import rows, train_small
 
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import GradingError, Verifier, close_pools
+from exgrpo_orlhf.rewards import GradingError, Verifier
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 FUNCTIONS = """
 def brief(completions, **kwargs):
@@ -38,7 +39,7 @@ def functions(tmp_path):
     path = tmp_path / "style.py"
     path.write_text(FUNCTIONS)
     yield path
-    close_pools()
+    close_workers()
 
 
 def test_the_reward_is_the_weighted_sum_without_those_that_abstain_and_the_first_decides(functions):

@@ -22,12 +22,12 @@ from run_builders import byte_tokenizer
 from exgrpo_orlhf.environments.playing import written_to
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
-from exgrpo_orlhf.records import Message, Question, Rollout, RolloutGroup
-from exgrpo_orlhf.rewards import GradingError, Verifier, Written, close_pools
-from exgrpo_orlhf.rewards.answer import Answer, Graded, single
+from exgrpo_orlhf.records import Grade, Message, Question, Rollout, RolloutGroup
+from exgrpo_orlhf.rewards import GradingError, Verifier, Written, kinds
+from exgrpo_orlhf.rewards.answer import Answer, single
 from exgrpo_orlhf.rewards.other_tools import NotInstalled, check_installed, rewards_of
-from exgrpo_orlhf.rewards.pool import worker
-from exgrpo_orlhf.rewards.pool.pool import Pool
+from exgrpo_orlhf.rewards.pool import Pool
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 # The gold answer stands in the question too.
 TEXT, CHAT = "2+3, is it 5 or 6?", (("system", "Be brief."), ("user", "2+3, is it 5 or 6?"))
@@ -208,7 +208,7 @@ VERL = {
 @pytest.fixture(autouse=True)
 def _no_process_is_left():
     yield
-    close_pools()
+    close_workers()
 
 
 @pytest.fixture(scope="module")
@@ -251,11 +251,11 @@ class PoolHere(Pool):
     """A pool whose worker is this process: 55 processes would take a minute to start. The others here are real ones."""
 
     def check(self, columns: Sequence[str] | None) -> None:
-        self.grading = worker.load(json.loads(json.dumps({**self.settings, "columns": columns})))
+        self.grading = kinds.load(json.loads(json.dumps({**self.settings, "columns": columns})))
         self._calls = self.grading.calls
 
-    def submit(self, answers: Sequence[Answer], times: float = 1.0, together: bool = False) -> list[Future[Graded]]:
-        futures: list[Future[Graded]] = [Future() for _ in answers]
+    def submit(self, answers: Sequence[Answer], times: float = 1.0, together: bool = False) -> list[Future[Grade]]:
+        futures: list[Future[Grade]] = [Future() for _ in answers]
         calls = [answers] if together else [[answer] for answer in answers]
         graded = (each for call in calls for each in self.grading.grade(pickle.loads(pickle.dumps(call))))
         for future, each in zip(futures, graded, strict=True):
@@ -265,7 +265,7 @@ class PoolHere(Pool):
 
 @each_function
 def test_a_function_gives_in_a_run_what_is_expected_by_hand(tool, case, tmp_path, encoder, monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.rewards.pool.pool.Pool", PoolHere)
+    monkeypatch.setattr("exgrpo_orlhf.rewards.pool.Pool", PoolHere)
     verifier = Verifier("function", file_of(tool, case, tmp_path), max_failed_share=1.0)
     verifier.check([case.question])
     groups = [RolloutGroup(case.question, tuple(rollouts(encoder)), planned_replay=False)]
@@ -430,8 +430,8 @@ def test_a_group_on_which_a_function_hangs_has_no_rewards_and_the_others_have_th
     verifier = Verifier("function", f"{path}:f", timeout=0.5, max_failed_share=1.0)
     grades = verifier.grade_all([(a, "5"), (a, "spin"), (b, "5")])
     assert [grade.verdict for grade in grades] == ["timeout", "timeout", "correct"]
-    assert "not graded within 1 s" in caplog.text, "half a second for each of two"
-    assert grades[0].reason == "not graded within 1 s (Verifier.timeout)"
+    assert "no answer within 1 s" in caplog.text, "half a second for each of two"
+    assert grades[0].reason == "no answer within 1 s (Verifier.timeout)"
 
 
 def test_a_files_extra_info_reaches_verls_functions_without_a_binding_and_changes_no_id(tmp_path):

@@ -29,13 +29,14 @@ from eval_builders import (
 from run_builders import byte_tokenizer
 from transformers import AutoTokenizer
 
-from exgrpo_orlhf.environments import Environment, close_episodes
+from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.environments.playing import Player
 from exgrpo_orlhf.evaluation.responses import Playing, Response
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.sampling import EngineLost
 from exgrpo_orlhf.sampling.vllm_processes import VllmProcesses
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 pytestmark = pytest.mark.slow
 ECHO = """
@@ -159,7 +160,7 @@ def test_episodes_are_those_of_transformers(engine, folder, tmp_path):
             texts(all_responses(each, requests, playing=playing)) for each in (engine, loop_sampler(folder))
         )
     finally:
-        close_episodes()  # the test of what stays behind comes later
+        close_workers()  # the test of what stays behind comes later
     assert sum(text == by_transformers[key] for key, text in by_vllm.items()) >= 15
     assert sum(text.count("<") > 1 for text in by_vllm.values()) > 4
 

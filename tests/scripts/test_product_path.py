@@ -14,8 +14,7 @@ from run_builders import ROOT, python, rows, set_words
 
 from exgrpo_orlhf import checkpoints
 from exgrpo_orlhf.checkpoints import manifest
-from exgrpo_orlhf.environments import close_episodes
-from exgrpo_orlhf.rewards import close_pools
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 LOCAL, OPENRLHF = ("toy.gin",), ("toy.gin", "engines/openrlhf_cpu.gin")
 TRAIN = ROOT / "scripts" / "train.py"
@@ -37,8 +36,7 @@ def table(warm_model, tmp_path_factory):
         yield runs(warm_model, guesser(folder / "guesser"), folder, url := f"{address}/get_reward") | openrlhf_runs(
             warm_model, folder, url
         )
-    close_pools()
-    close_episodes()
+    close_workers()
 
 
 def test_every_value_that_names_a_kind_has_a_run():

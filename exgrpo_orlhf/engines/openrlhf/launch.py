@@ -32,9 +32,9 @@ from ...experiment import Experiment, Outcome
 from ...questions.prompts import PromptEncoder
 from ...records import Question
 from ...redaction import REDACTED
-from ...rewards import close_pools
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
+from ...workers.fork_server import close_workers
 from ..job import Job
 from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
@@ -353,4 +353,4 @@ def _check_work(
     prompts.check([*questions, *validation])
     if begins and experiment.experience:
         initial_buffer.load(experiment, questions, prompts)
-        close_pools()  # the workers that graded the experts must not run beside Ray's
+        close_workers()  # the workers that graded the experts must not run beside Ray's

@@ -25,7 +25,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..answer import Answer, Graded, Grader
+from ...records import Grade
+from ..answer import Answer, Grader
 from ..text.extraction import CHAT_TOKEN, THINK
 from . import sandbox
 from .calls import TOLERANCE, Call, all_pass, read_assertions, read_json_call
@@ -46,16 +47,16 @@ def grader(timeout: float, memory: int) -> Grader:
     """timeout: seconds for all tests of a program; memory: MiB. Raises NoSandbox if this machine has no sandbox."""
     sandbox.check()
 
-    def grade(answer: Answer) -> Graded:
+    def grade(answer: Answer) -> Grade:
         try:
             tests = tests_of(answer)
         except ValueError as error:
-            return Graded("error", None, reason=str(error))
+            return Grade("error", None, reason=str(error))
         program = last_program(answer.response)
         if program is None:
-            return Graded("no_answer", 0.0)
+            return Grade("no_answer", 0.0)
         correct = len(program.encode()) <= _LONGEST and "\0" not in program and passes(program, tests, timeout, memory)
-        return Graded("correct", 1.0, program) if correct else Graded("wrong", 0.0, program)
+        return Grade("correct", 1.0, extracted=program) if correct else Grade("wrong", 0.0, extracted=program)
 
     return grade
 

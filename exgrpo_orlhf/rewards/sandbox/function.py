@@ -7,20 +7,18 @@ question (TRL) or for all of a step (verl's batch reward managers).
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import math
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-from ...records import EXTRA_INFO, mean
+from ...records import EXTRA_INFO, Grade, mean
 from ...rounding import LARGEST_REWARD
-from ..answer import Answer, Graded, Grading, logs_of, single
+from ...workers.user_file import load_file, placed
+from ..answer import Answer, Grading, logs_of, single
 
 NAME = "reward_func"  # where the binding names no function
 Tool = Literal["openrlhf", "trl", "verl"]
@@ -149,11 +147,11 @@ def grading(
     line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
     place = f"{file.name}, line {line}" if line else file.name
 
-    def grade(answers: Sequence[Answer]) -> list[Graded]:
+    def grade(answers: Sequence[Answer]) -> list[Grade]:
         logs: Logs = {}
         arguments = form.arguments(answers, logs)
         if missing := ", ".join(sorted(required - set(arguments))):
-            return [Graded("error", None, reason=no_column.format(missing))] * len(answers)
+            return [Grade("error", None, reason=no_column.format(missing))] * len(answers)
         try:
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
             result = _loop().run(_awaited(result)) if inspect.isawaitable(result) else result
@@ -162,16 +160,16 @@ def grading(
         except MemoryError:
             raise
         except Exception as error:
-            return [Graded("error", None, reason=placed(error, file))] * len(answers)
+            return [Grade("error", None, reason=placed(error, file))] * len(answers)
         graded = []
         for reward, score, own in zip(rewards, scores, own_logs, strict=True):
             if reward is None or score is None:
-                graded.append(Graded("error", None, reason=f"{place}: it returned None", logs=own, abstains=True))
+                graded.append(Grade("error", None, reason=f"{place}: it returned None", logs=own, abstains=True))
             elif fault := _fault(reward) or _fault(score):
-                graded.append(Graded("error", None, reason=f"{place}: {fault}"))
+                graded.append(Grade("error", None, reason=f"{place}: {fault}"))
             else:
                 verdict: Literal["correct", "wrong"] = "correct" if score >= success_at else "wrong"
-                graded.append(Graded(verdict, reward, reason=left_out, logs=own))
+                graded.append(Grade(verdict, reward, reason=left_out, logs=own))
         return graded
 
     return Grading(calls, grade)
@@ -185,30 +183,6 @@ def _loop() -> asyncio.Runner:
 
 async def _awaited(result: Any) -> Any:
     return await result
-
-
-def load_file(file: Path, prefix: str) -> ModuleType:
-    """The module of a user's file, which ends in .py, under a name with this prefix. Modules beside the file can be
-    imported from it, as from a script. Raises ValueError, with the line, where the file raises."""
-    spec = importlib.util.spec_from_file_location(f"{prefix}_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(placed(error, file)) from error
-    return module
-
-
-def placed(error: BaseException, file: Path) -> str:
-    """The error with the last line of the user's file that led to it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    line = next((f", line {each.lineno}" for each in frames[::-1] if each.filename == str(file)), "")
-    return f"{file.name}{line}: {type(error).__name__}: {error}"
 
 
 def _read(result: Any, form: _Form, count: int) -> tuple[list[float | None], list[float | None], Mapping[str, Any]]:

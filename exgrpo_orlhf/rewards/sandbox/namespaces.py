@@ -15,11 +15,11 @@ import ctypes
 import errno
 import json
 import os
-import signal
 import struct
 import sys
 from typing import Any, NoReturn
 
+from ...workers.parent import end_with_parent
 from . import supervisor
 from .system_calls import check_filter, libc, machine
 
@@ -27,7 +27,7 @@ _NEW = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x040000
 _BIND, _REC, _PRIVATE, _NOSUID, _NODEV, _RDONLY, _REMOUNT, _NOEXEC = 4096, 16384, 1 << 18, 2, 4, 1, 32, 8
 _DETACH = 2
 _MOUNT_SETATTR, _PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}
-_PDEATHSIG, _DUMPABLE = 1, 4
+_DUMPABLE = 4
 
 
 def _check(result: int, what: str) -> None:
@@ -85,8 +85,7 @@ def main(parent: int) -> None:
 
 def _process_one(orders: dict[str, Any], root: bool) -> NoReturn:
     try:
-        # The parent is outside the new process namespace: its id reads 0 while it lives, and it cannot be checked.
-        libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent(0)  # the parent is outside the new process namespace: its id reads 0 while it lives
         _build_root(orders["folders"])
         libc.prctl(_DUMPABLE, 0, 0, 0, 0)
         results = supervisor.results(orders, root, lambda: _empty_scratch(orders["scratch"]))
@@ -146,13 +145,6 @@ def _empty_scratch(size: int) -> None:
 
 def _pivot(new: str, old: str) -> None:
     _check(libc.syscall(_PIVOT_ROOT[machine], new.encode(), old.encode()), "change the root")
-
-
-def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
-    """Ask the kernel for a signal to this process when its parent dies; exit at once if the parent is dead already."""
-    libc.prctl(_PDEATHSIG, by, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _report(message: dict[str, Any]) -> NoReturn:

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from . import namespaces
-
-# Runs namespaces.py in a package that has nothing but its folder.
+# Runs namespaces.py in packages that have nothing but their folders.
 _START = """
 import os, sys
-_package = sys.modules["sandbox"] = type(sys)("sandbox")
-_package.__path__ = [os.path.dirname(sys.argv[1])]
-from sandbox import namespaces
+for name in ("exgrpo_orlhf", "exgrpo_orlhf.rewards"):
+    package = sys.modules[name] = type(sys)(name)
+    package.__path__ = [os.path.join(sys.argv[1], *name.split("."))]
+from exgrpo_orlhf.rewards.sandbox import namespaces
 namespaces.main(int(sys.argv[2]))
 """
+_ROOT = Path(__file__).resolve().parents[3]
 MOST_DIGITS = 50_000  # of an integer that is read or printed, as in LiveCodeBench; Python's own limit is 4,300
 _MOST_OUTPUT = 4 * 2**20  # bytes
 # The system's programs and libraries.
@@ -73,7 +73,7 @@ def run(
         "most_output": _MOST_OUTPUT,
         "most_output_of_all": expected_output + _MOST_OUTPUT,
     }
-    command = [interpreter, "-I", "-S", "-B", "-c", _START, namespaces.__file__, str(os.getpid())]
+    command = [interpreter, "-I", "-S", "-B", "-c", _START, str(_ROOT), str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         out, complaint = process.communicate(json.dumps(orders).encode(), timeout + _GRACE)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...questions.boxes import last_box
-from ..answer import Answer, Graded
+from ...records import Grade
+from ..answer import Answer
 from .extraction import answer_part, last_statement
 from .latex import clean, plain_text, words
 
@@ -58,7 +59,7 @@ def gold_option(gold: str) -> tuple[str, str] | None:
     return None
 
 
-def grade(answer: Answer) -> Graded:
+def grade(answer: Answer) -> Grade:
     """A letter outside the question's options is wrong where it is given as the answer, and ignored elsewhere."""
     options = _options(answer.meta.get("options"))
     gold = str(answer.gold).strip()
@@ -66,18 +67,18 @@ def grade(answer: Answer) -> Graded:
     if options and label not in options:
         label = next((key for key, option in options.items() if words(option) == words(gold)), label)
     if options and label not in options:
-        return Graded("error", None, reason=f"the gold {gold!r:.60} is none of the options {', '.join(options)}")
+        return Grade("error", None, reason=f"the gold {gold!r:.60} is none of the options {', '.join(options)}")
     if not re.fullmatch(r"[A-Z]|\d{1,2}", label):
         reason = f"the gold {gold!r:.60} is no option: a letter, a digit, or an option's text"
-        return Graded("error", None, reason=reason)
+        return Grade("error", None, reason=reason)
     if not options:
         labels = [str(i) for i in range(10)] if label.isdigit() else list(_LETTERS)
         options = dict.fromkeys(labels, "")
         options[label] = text
     pick, extracted = stated(answer.response, options)
     if pick is None and not extracted:
-        return Graded("no_answer", 0.0)
-    return Graded("correct", 1.0, pick) if pick == label else Graded("wrong", 0.0, pick or extracted)
+        return Grade("no_answer", 0.0)
+    return Grade("correct", 1.0, extracted=pick) if pick == label else Grade("wrong", 0.0, extracted=pick or extracted)
 
 
 def _options(listed: Any) -> dict[str, str]:

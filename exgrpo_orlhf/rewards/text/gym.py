@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from reasoning_gym.utils import extract_answer
 
+from ...records import Grade
 from ...tasks.reasoning_gym import SOURCE, entries_of
-from ..answer import Answer, Graded
+from ..answer import Answer
 
 
-def grade(answer: Answer, success_at: float = 1.0) -> Graded:
+def grade(answer: Answer, success_at: float = 1.0) -> Grade:
     """The library's score is the reward. A response on which its checker fails scores 0, unless it fails on the right
     answer too: no response escapes its 0 by being hard to read.
 
@@ -24,7 +25,7 @@ def grade(answer: Answer, success_at: float = 1.0) -> Graded:
         raise ValueError("another version of reasoning-gym made this question")
     text = extract_answer(answer.response)
     if text is None:
-        return Graded("no_answer", 0.0)
+        return Grade("no_answer", 0.0)
     try:
         reward = float(entries.score_answer(text, entry))
     except MemoryError:
@@ -32,4 +33,4 @@ def grade(answer: Answer, success_at: float = 1.0) -> Graded:
     except Exception:
         entries.score_answer(entry["answer"], entry)
         reward = 0.0
-    return Graded("correct" if reward >= success_at else "wrong", reward, text)
+    return Grade("correct" if reward >= success_at else "wrong", reward, extracted=text)

@@ -13,7 +13,8 @@ from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
 from ...questions.boxes import last_box
-from ..answer import Answer, Graded, Grader
+from ...records import Grade
+from ..answer import Answer, Grader
 from . import choice
 from .equality import is_words, same
 from .extraction import Extracted, answer_in, visible
@@ -46,13 +47,13 @@ def warm_grader() -> Grader:
     return grade
 
 
-def grade(answer: Answer) -> Graded:
+def grade(answer: Answer) -> Grade:
     """A gold that is a single option letter is graded as a choice. A list of golds: any of them."""
     graded = [_grade(gold, answer) for gold in gold_texts(answer.gold)]
     return next((g for g in graded if g.verdict == "correct"), graded[0] if graded else _no_gold(answer))
 
 
-def grade_by_math_verify(answer: Answer) -> Graded:
+def grade_by_math_verify(answer: Answer) -> Grade:
     """math-verify as it is commonly called, by which most published scores were graded.
 
     The gold is parsed as boxed LaTeX, the response as LaTeX or a plain expression; the answer is correct if math-verify
@@ -63,22 +64,22 @@ def grade_by_math_verify(answer: Answer) -> Graded:
         return _no_gold(answer)
     parsed_answer = parse(answer.response, extraction_config=[ExprExtractionConfig(), _LATEX], parsing_timeout=None)
     if not parsed_answer:
-        return Graded("no_answer", 0.0)
+        return Grade("no_answer", 0.0)
     extracted = str(parsed_answer[-1])  # the text that was parsed, beside the expression
     for gold in golds:
         verdicts = [same_notation(gold, each.text) for each in answer_in(answer.response)]
         if any(verdicts):
-            return Graded("correct", 1.0, extracted)
+            return Grade("correct", 1.0, extracted=extracted)
         if False in verdicts:
             continue
         parsed = parse(f"\\boxed{{{gold}}}", extraction_config=[_LATEX], parsing_timeout=None)
         if verify(parsed, parsed_answer, timeout_seconds=None):
-            return Graded("correct", 1.0, extracted)
-    return Graded("wrong", 0.0, extracted)
+            return Grade("correct", 1.0, extracted=extracted)
+    return Grade("wrong", 0.0, extracted=extracted)
 
 
-def _no_gold(answer: Answer) -> Graded:
-    return Graded("error", None, reason=f"the gold answer {answer.gold!r} is empty or no text, number or list of these")
+def _no_gold(answer: Answer) -> Grade:
+    return Grade("error", None, reason=f"the gold answer {answer.gold!r} is empty or no text, number or list of these")
 
 
 def gold_texts(gold: Any) -> list[str]:
@@ -101,17 +102,17 @@ def gold_texts(gold: Any) -> list[str]:
     return [text.strip()] if clean(text) else []
 
 
-def _grade(gold: str, answer: Answer) -> Graded:
+def _grade(gold: str, answer: Answer) -> Grade:
     if choice.gold_option(gold):
         return choice.grade(answer._replace(gold=gold))
     candidates = [each for each in answer_in(answer.response) if _says_something(each, gold)]
     if not candidates:
-        return Graded("no_answer", 0.0)
+        return Grade("no_answer", 0.0)
     for each in candidates:
         for text in _readings(each, gold):
             if same(gold, text):
-                return Graded("correct", 1.0, text)
-    return Graded("wrong", 0.0, candidates[0].text)
+                return Grade("correct", 1.0, extracted=text)
+    return Grade("wrong", 0.0, extracted=candidates[0].text)
 
 
 def _says_something(candidate: Extracted, gold: str) -> bool:

@@ -1,0 +1,56 @@
+"""The grader of each kind that is graded in workers, as their server loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ..records import Grade
+from ..workers.forking import check_memory
+from .answer import Answer, Grader, Grading
+
+SHOWN = 200  # characters of an extracted answer or a reason
+
+
+def load(settings: Mapping[str, Any]) -> Grading:
+    """The grader of a kind. Imports happen here, outside every answer's limit. Raises whatever is wrong with it."""
+    if settings["kind"] == "function":
+        from .sandbox import function
+
+        own = [settings.get(name) for name in ("tool", "gets", "columns")]
+        calls, grade = function.grading(settings["function"], settings["success_at"], *own)
+        return Grading(calls, partial(_shortened, grade))
+    grader = _text_grader(settings)
+    return Grading("response", partial(_shortened, lambda answers: [grader(answer) for answer in answers]))
+
+
+def _text_grader(settings: Mapping[str, Any]) -> Grader:
+    kind = settings["kind"]
+    if kind in ("math", "math_verify"):
+        from .text import math
+
+        return math.warm_grader() if kind == "math" else math.grade_by_math_verify
+    if kind == "choice":
+        from .text import choice
+
+        return choice.grade
+    if kind == "reasoning_gym":
+        from .text import gym
+
+        return partial(gym.grade, success_at=settings["success_at"])
+    from .sandbox import code
+
+    return code.grader(settings["timeout"], settings["memory"])
+
+
+def _shortened(grade: Callable[[Sequence[Answer]], list[Grade]], answers: Sequence[Answer]) -> list[Grade]:
+    """The grades, their texts cut off."""
+    grades = grade(answers)
+    if not all(each.correct for each in grades):
+        check_memory()
+    return [
+        replace(each, extracted=each.extracted and each.extracted[:SHOWN], reason=each.reason and each.reason[:SHOWN])
+        for each in grades
+    ]

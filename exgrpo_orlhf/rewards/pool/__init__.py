@@ -1,1 +1,0 @@
-"""Grading in processes that can be killed: the pool, and the process that it starts."""

@@ -1,0 +1,1 @@
+"""Processes with limits: a server loads something once, and forks the workers that answer calls."""

@@ -1,0 +1,54 @@
+"""A user's file, loaded in a server: a reward function or an environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+
+class UserFileError(ValueError):
+    """What is wrong with a user's file, or with what its code did or returned. The message names the file."""
+
+
+class BadResult(Exception):
+    """What a user's code returned is no result of it; the message says what is expected."""
+
+
+def load_file(file: Path, prefix: str) -> ModuleType:
+    """The module of a user's file, which ends in .py, under a name with this prefix. Modules beside the file can be
+    imported from it, as from a script. Raises UserFileError, with the line, where the file raises."""
+    spec = importlib.util.spec_from_file_location(f"{prefix}_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look it up there
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    with placing_errors(file):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def placing_errors(file: Path) -> Iterator[None]:
+    """What the code of a user's file raises becomes a UserFileError with the line; MemoryError stays."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except BaseException as error:  # SystemExit and asyncio's CancelledError too
+        raise UserFileError(placed(error, file)) from error
+
+
+def placed(error: BaseException, file: Path) -> str:
+    """The error with the last line of the user's file that led to it."""
+    if isinstance(error, BadResult):
+        return f"{file.name}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((f", line {each.lineno}" for each in frames[::-1] if each.filename == str(file)), "")
+    return f"{file.name}{line}: {type(error).__name__}: {error}"
