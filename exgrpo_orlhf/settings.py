@@ -342,16 +342,14 @@ class Evaluation:
 @dataclass(frozen=True)
 class Tracking:
     """experiment: MLflow experiment; uri: tracking server or sqlite:///file, below MLFLOW_TRACKING_URI and above the
-    caller's default; enabled: off leaves metrics.jsonl alone; flush_seconds: seconds between two looks for new rows,
-    and between two attempts in an outage; system_metrics: MLflow's own measurements of the machine on which the
-    training loop runs (CPU, memory, disk, network, GPUs), every 10 s."""
+    caller's default; enabled: off leaves metrics.jsonl alone; system_metrics: MLflow's own measurements of the
+    machine on which the training loop runs (CPU, memory, disk, network, GPUs), every 10 s."""
 
-    MAY_CHANGE = ("experiment", "uri", "enabled", "flush_seconds", "system_metrics")
+    MAY_CHANGE = ("experiment", "uri", "enabled", "system_metrics")
 
     experiment: str = "exgrpo"
     uri: str | None = None
     enabled: bool = True
-    flush_seconds: Positive = 5.0
     system_metrics: bool = False
 
     def __post_init__(self) -> None:

@@ -119,7 +119,7 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
         The results, which are also written to out/results.json; None if a signal came before the last response.
 
     Raises:
-        BenchmarkError, ModelError, FolderError, SampleError: before anything is generated.
+        BenchmarkError, ModelError, FolderError, ValueError: before anything is generated.
         EngineLost, GradingError: the responses finished before are saved.
     """
     try:
@@ -157,7 +157,7 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
 def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, Any]:
     """Grade the saved responses again, without a model, and compute new results.
 
-    If this is interrupted, each file of samples is either the old one or the new one. Raises FolderError, SampleError,
+    If this is interrupted, each file of samples is either the old one or the new one. Raises FolderError, ValueError,
     GradingError.
     """
     with claim(out, resume=True):

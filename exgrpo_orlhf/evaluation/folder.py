@@ -7,11 +7,11 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..json_lines import JsonLines
 from .samples import Line, Sample, read_lines
 
 CONFIG, RESULTS, TIMES, SESSIONS = "config.json", "results.json", "times.jsonl", "sessions.json"
@@ -137,7 +137,7 @@ class ResultsFolder:
 
     @classmethod
     def read(cls, path: Path) -> ResultsFolder:
-        """Raises FolderError if there are no results, or the samples are not those counted; SampleError."""
+        """Raises FolderError if there are no results, or the samples are not those counted, ValueError."""
         results = read_results(path)
         lines = {}
         for key, benchmark in results["benchmarks"].items():
@@ -160,25 +160,23 @@ class Times:
 
     def __init__(self, folder: Path) -> None:
         """Time is measured from now on."""
-        self._path, self._last = folder / TIMES, time.perf_counter()
+        self._file, self._last = JsonLines(folder / TIMES), time.perf_counter()
+        self._file.cut(len(self._file.keys))
 
     def add(self, tokens: Mapping[str, int]) -> None:
         """Share the time since the last call among benchmarks by the tokens of their new responses."""
         now = time.perf_counter()
         pace = (now - self._last) / max(1, sum(tokens.values()))
         self._last = now
-        with self._path.open("a", encoding="ascii") as file:
-            file.write(json.dumps({name: round(pace * count, 4) for name, count in tokens.items()}) + "\n")
+        self._file.add({name: round(pace * count, 4) for name, count in tokens.items()})
 
 
 def total_times(folder: Path) -> dict[str, float]:
     """Seconds by benchmark."""
-    path = folder / TIMES
     totals: dict[str, float] = defaultdict(float)
-    for line in path.read_text(encoding="ascii").split("\n") if path.exists() else ():
-        with suppress(ValueError):  # a line torn by a kill
-            for benchmark, seconds in json.loads(line).items():
-                totals[benchmark] += seconds
+    for row in JsonLines(folder / TIMES).read():
+        for benchmark, seconds in row.items():
+            totals[benchmark] += seconds
     return totals
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..redaction import without_password
-from ..tracking.client import LOG_TAG, connect, experiment_id, find_run, first_line, log_metrics, tagged_run
+from ..tracking.client import LOG_TAG, batches, connect, experiment_id, find_run, first_line, tagged_run
 from .benchmarks import Definitions
 from .folder import CONFIG
 from .results import metrics
@@ -30,12 +30,10 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
     The run that trained the checkpoint gets, at its step, only scores of whole sets that were sampled as their blocks
     say, and one value for each name and step. All other results go to a run of their own.
     """
-    from mlflow.entities import Metric
-
     uri = os.environ.get("MLFLOW_TRACKING_URI") or default_uri
     try:
         client = connect(uri)
-        step, time_now = results["record"]["model"]["step"] or 0, int(time.time() * 1000)
+        step = results["record"]["model"]["step"] or 0
         run_id, scores = _training_run(client, results), _training_scores(results)
         why = run_id and (_departure(results) or _conflict(client, run_id, step, scores))
         if why:
@@ -43,7 +41,8 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
         if run_id is None or why:
             run_id, scores = _own_run(client, uri, out, results, experiment, training_run=run_id), metrics(results)
         new = {name: value for name, value in scores.items() if value not in _values(client, run_id, step, name)}
-        log_metrics(client, run_id, [Metric(name, value, time_now, step) for name, value in new.items()])
+        for batch in batches([{"step": step, "time": time.time(), **new}]):
+            client.log_batch(run_id, metrics=batch)
         for name in FILES:
             if (out / name).exists():
                 client.log_artifact(run_id, str(out / name), f"evaluation/{results['name']}")

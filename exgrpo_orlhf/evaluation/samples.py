@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import mmap
-import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from ..files import replacing
+from ..json_lines import JsonLines
 
 Place = tuple[int, int]  # row of the set, sample
 VERDICTS = ("correct", "wrong", "no_answer", "timeout", "error")
 UNGRADED = ("timeout", "error")
-
-
-class SampleError(ValueError):
-    """A file of samples that cannot be used. The message names the file and the line."""
 
 
 class Sample(TypedDict):
@@ -70,33 +64,15 @@ class Line(NamedTuple):
         return self.plain is not None and (self.plain == "correct") != (self.verdict == "correct")
 
 
-def read_samples(path: Path) -> Iterator[tuple[int, Sample]]:
-    """Each sample with the offset of its line in bytes. Raises SampleError with file and line."""
-    if not path.is_file():
-        raise SampleError(f"{path} does not exist")
-    start = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):  # bytes: lines end at "\n" alone, a text may contain U+2028
-            try:
-                sample: Sample = json.loads(line)
-                if set(Sample.__annotations__) - set(sample) - {"rewards"} or set(sample) - set(Sample.__annotations__):
-                    raise ValueError("its fields are not those of a sample")
-                if unknown := {sample["verdict"], sample["plain"]} - {*VERDICTS, None}:
-                    raise ValueError(f"verdicts are {', '.join(VERDICTS)}, not {unknown.pop()!r}")
-            except (ValueError, TypeError) as error:
-                raise SampleError(
-                    f"{path}, line {number}: not a sample ({error}): {line[:120]!r}; correct or remove it"
-                ) from error
-            yield start, sample
-            start += len(line)
-
-
 def read_lines(path: Path) -> list[Line]:
-    """All samples without their texts, by row and sample. Raises SampleError."""
+    """All samples without their texts, by row and sample. Raises ValueError with file and line."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    file = SampleFile(path)
     return sorted(
         (
             Line(start, s["row"], s["sample"], s["verdict"], s["plain"], s["finish"] == "length", s["response_tokens"])
-            for start, s in read_samples(path)
+            for start, s in zip(file.ends[:-1], file.read(), strict=True)
         ),
         key=lambda line: (line.row, line.sample),
     )
@@ -126,69 +102,52 @@ def _spread(lines: Sequence[Line], count: int) -> list[Line]:
     return [lines[i * len(lines) // count] for i in range(count)]
 
 
-class SampleFile:
-    """`samples.jsonl` of one benchmark, to write and read. Opening it removes a torn last line of a killed process."""
+class SampleFile(JsonLines):
+    """`samples.jsonl` of one benchmark, to write and read."""
+
+    ROW = "a sample"
 
     def __init__(self, path: Path) -> None:
-        """Raises SampleError for a line that is not a sample, or that is there twice."""
-        self.path = path
-        self.done: dict[Place, bytes] = {}  # in the file's order, with the hash of seed and prompt
-        if path.exists():
-            self._cut_torn_line()
-            self._scan()
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        """Raises ValueError for a line that is not a sample, or that is there twice."""
+        super().__init__(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        done: set[Place] = set()
+        for number, ((row, sample), _) in enumerate(self.keys, 1):
+            if (row, sample) in done:
+                there = f"row {row}, sample {sample} is there already; remove one of them"
+                raise ValueError(f"{self.path}, line {number}: {there}")
+            done.add((row, sample))
+
+    def _key(self, row: Any) -> tuple[Place, bytes]:
+        fields = set(Sample.__annotations__)
+        if fields - set(row) - {"rewards"} or set(row) - fields:
+            raise ValueError("its fields are not those of a sample")
+        if unknown := {row["verdict"], row["plain"]} - {*VERDICTS, None}:
+            raise ValueError(f"verdicts are {', '.join(VERDICTS)}, not {unknown.pop()!r}")
+        return (row["row"], row["sample"]), prompt_hash(row["seed"], row["prompt"])
+
+    @property
+    def done(self) -> dict[Place, bytes]:
+        """In the file's order, with the hash of seed and prompt."""
+        return dict(self.keys)
 
     def append(self, samples: Sequence[Sample]) -> None:
-        """Write whole lines, with the operating system when this returns. If that fails (a full disk), none is left."""
-        with self.path.open("ab", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            lines = memoryview(b"".join(_line(sample) for sample in samples))
-            try:
-                while lines:
-                    lines = lines[file.write(lines) :]
-            except BaseException:
-                file.truncate(end)
-                raise
-        self.done |= {(each["row"], each["sample"]): prompt_hash(each["seed"], each["prompt"]) for each in samples}
-
-    def read(self) -> Iterator[Sample]:
-        """Raises SampleError."""
-        return (sample for _, sample in read_samples(self.path))
+        """Write whole lines, after removing a torn one of a killed process. Raises as `add`."""
+        self.cut(len(self.keys))
+        self.add(*samples)
 
     def sort(self) -> None:
         """By row and sample: equal responses give an equal file, in whatever order they came."""
-        if list(self.done) != sorted(self.done):
+        if self.keys != sorted(self.keys):
             self.write(sorted(self.read(), key=lambda sample: (sample["row"], sample["sample"])))
 
     def write(self, samples: Iterable[Sample]) -> None:
         """Replace all samples. The file is the old one or the new one, never a part."""
         with replacing(self.path) as partial, partial.open("wb") as file:
-            file.writelines(_line(sample) for sample in samples)
-        self.done.clear()
+            file.writelines(map(self.line, samples))
         self._scan()
-
-    def _scan(self) -> None:
-        for number, sample in enumerate(self.read(), 1):
-            row, index = place = sample["row"], sample["sample"]
-            if place in self.done:
-                raise SampleError(
-                    f"{self.path}, line {number}: row {row}, sample {index} is there already; remove one of them"
-                )
-            self.done[place] = prompt_hash(sample["seed"], sample["prompt"])
-
-    def _cut_torn_line(self) -> None:
-        with self.path.open("r+b") as file:
-            if os.fstat(file.fileno()).st_size:
-                with mmap.mmap(file.fileno(), 0) as data:
-                    end = data.rfind(b"\n") + 1
-                file.truncate(end)
 
 
 def prompt_hash(seed: int, prompt: str) -> bytes:
     """Of what a response answers: its seed and its prompt."""
     return hashlib.blake2b(f"{seed} {prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
-
-
-def _line(sample: Sample) -> bytes:
-    return json.dumps(sample).encode("ascii") + b"\n"

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import checkpoints
+from ..json_lines import JsonLines
 from ..questions.text import with_roles
 from ..records import Question
 from ..replay import DifficultyBuckets, ReplayBuffer, RetirementPolicy, snapshot
@@ -29,7 +30,6 @@ from ..replay.dynamic_sampling import DynamicSampling
 from ..sampling import Request, Sampler
 from ..tracking.decisions import ID, DecisionLog
 from ..tracking.metrics_log import MetricsLog
-from ..tracking.step_log import StepLog
 
 Table = list[dict[str, Any]]
 CODE = "```"  # opens or closes a block of code
@@ -225,9 +225,9 @@ def judge(
     """
     if "{response}" not in prompt:
         raise ValueError("the judge's prompt has no {response}; it may have {question} and {answer} too")
-    judged, digest = StepLog(run / JUDGED), _digest(model, prompt)
-    judged.cut_back(judged.last_step)  # without the torn line of a killed process
-    done = {row["key"] for row in judged.rows() if row["prompt"] == digest}
+    judged, digest = JsonLines(run / JUDGED), _digest(model, prompt)
+    judged.cut(len(judged.keys))  # without the torn line of a killed process
+    done = {row["key"] for row in judged.read() if row["prompt"] == digest}
     asked = [one for one in found if one.correct and one.whole and one.prompt and one.key not in done]
     requests = []
     for one in asked:
@@ -237,9 +237,8 @@ def judge(
     log.info("%d responses to judge, %d are judged already", len(asked), len(done))
     for portion in sampler.sample(requests):
         for i, (said,) in portion:
-            words = getattr(said, "text", "")
-            judged.write_row({"step": judged.last_step + 1, "key": asked[i].key, "prompt": digest, "said": words})
-        log.info("%d are judged in all", judged.last_step + 1)
+            judged.add({"key": asked[i].key, "prompt": digest, "said": getattr(said, "text", "")})
+        log.info("%d are judged in all", len(judged.keys))
 
 
 def verdicts(
@@ -251,7 +250,9 @@ def verdicts(
     """
     digest = _digest(model, prompt)
     either = re.compile(rf"\b({'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
-    said = {row["key"]: either.findall(row["said"]) for row in StepLog(run / JUDGED).rows() if row["prompt"] == digest}
+    said = {
+        row["key"]: either.findall(row["said"]) for row in JsonLines(run / JUDGED).read() if row["prompt"] == digest
+    }
     cells: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in found:
         if one.key in said:

@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ LOG_TAG = "metrics_log"  # the tag that holds MetricsLog.identity
 # would block for minutes. Telemetry is off unless the user turns it on.
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds, which training waits
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
@@ -54,25 +54,24 @@ def address(settings: Tracking, default: str) -> str:
     return uri
 
 
-def load() -> type[MlflowClient]:
-    """Import MLflow, which takes seconds.
+def connect(uri: str, create: bool = True) -> MlflowClient:
+    """A client of a tracking server or database; MLflow's import takes seconds.
 
-    In the main thread, before others are started: Python's imports can deadlock if two threads import packages that
-    import each other's (MLflow in one, accelerate and setuptools under `save_pretrained` in the other).
+    create: make an SQLite database that does not exist
     """
     for name, value in MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient
+    if "sql" in uri.partition("://")[0]:
+        from mlflow.store.db import utils
 
-
-def connect(uri: str, create: bool = True) -> MlflowClient:
-    """A client of a tracking server or database. create: make an SQLite database that does not exist"""
-    client = load()
+        utils.MAX_RETRY_COUNT = (
+            1  # in MLflow 3.17 it is 10: for 101 s it would try to open a database that is not there
+        )
     if create:
         create_sqlite(uri)
-    return client(tracking_uri=uri)
+    return MlflowClient(tracking_uri=uri)
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
@@ -169,10 +168,30 @@ def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -
         log.warning("MLflow: %s; it may call runs running that were killed", first_line(error))
 
 
-def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric]) -> None:
-    """Send metrics in as many calls as a server requires."""
-    for begin in range(0, len(metrics), METRICS_PER_CALL):
-        client.log_batch(run_id, metrics=metrics[begin : begin + METRICS_PER_CALL])
+def batches(rows: Iterable[Mapping[str, float]], step_metric: str | None = None) -> Iterator[list[Metric]]:
+    """Rows of metrics as the calls in which MLflow takes them. A row is in one call, so that no step arrives in part,
+    unless it has more metrics than a call.
+
+    rows: 'step', 'time' (seconds since 1970; of a repeated request MLflow drops a metric equal in name, step, time and
+        value) and metrics of each
+    step_metric: the name of one more metric of each row, its step
+    """
+    from mlflow.entities import Metric
+
+    batch: list[Metric] = []
+    for row in rows:
+        step, milliseconds = int(row["step"]), round(row["time"] * 1000)
+        metrics = {name: value for name, value in row.items() if name not in ("step", "time")}
+        metrics |= {step_metric: step} if step_metric else {}
+        if batch and len(batch) + len(metrics) > METRICS_PER_CALL:
+            yield batch
+            batch = []
+        batch += [Metric(name, value, milliseconds, step) for name, value in metrics.items()]
+        while len(batch) > METRICS_PER_CALL:
+            yield batch[:METRICS_PER_CALL]
+            batch = batch[METRICS_PER_CALL:]
+    if batch:
+        yield batch
 
 
 def first_line(error: Exception, most: int = 300) -> str:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..json_lines import StepLog
 from ..questions.text import with_roles
 from ..records import Measured, MixedBatch, Rollout, RolloutGroup, Row, Trajectory, mean
 from ..replay.difficulty import Level
 from ..replay.stored import Changes
-from .step_log import StepLog
 
 ID = 12  # hexadecimal digits of a question's id, and of a trajectory's key: 48 bits
 TEXTS_EVERY = 5  # steps from one row of rollouts.jsonl to the next
@@ -70,13 +70,14 @@ class DecisionLog:
 
     def __init__(self, run: Path) -> None:
         """Raises ValueError for a file with a corrupt line, naming file and line."""
-        self.decisions, self.rollouts = StepLog(run / "decisions.jsonl"), StepLog(run / "rollouts.jsonl")
+        self.decisions = StepLog(run / "decisions.jsonl", compact=True)
+        self.rollouts = StepLog(run / "rollouts.jsonl", compact=True)
 
     def append(self, step: StepRecord, decode: Decode) -> None:
         """Write a step's decisions, and in every `TEXTS_EVERY`-th step some of its rollouts. Raises OSError."""
-        self.decisions.write_row(decisions(step), compact=True)
+        self.decisions.add(decisions(step))
         if step.step % TEXTS_EVERY == 0:
-            self.rollouts.write_row({"step": step.step, "questions": texts(step, decode)}, compact=True)
+            self.rollouts.add({"step": step.step, "questions": texts(step, decode)})
 
     def cut_back(self, step: int) -> None:
         """Drop the rows after a checkpoint's step, and log a warning if some before it are gone."""

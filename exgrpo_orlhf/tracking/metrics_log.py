@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write
+from ..json_lines import StepLog
 from ..metric_names import check_name
-from .step_log import StepLog
 
 STEP_METRIC = "train/step"  # the tracker's own metric
 START_METRIC = "supervised/step"  # the same for the curve of a supervised start, which has steps of its own
@@ -22,15 +22,17 @@ METRICS_PER_CALL = 1000  # the most metrics that an MLflow server takes in one c
 class MetricsLog(StepLog):
     """`metrics.jsonl`: one JSON object a line, {"step": n, "time": seconds since 1970, metrics…}, steps increasing."""
 
-    ROW = "a row of metrics with 'time' and a"
+    ROW = "a row of metrics"
 
     def __init__(self, path: Path, identity: str | None = None) -> None:
         """identity: of an earlier log that this one replaces, so that the same MLflow run continues"""
         self._given_identity = self._identity = identity
         super().__init__(path)
 
-    def _is_sound(self, row: dict[str, Any]) -> bool:
-        return type(row["time"]) is float
+    def _key(self, row: Any) -> Any:
+        if type(row["time"]) is not float:
+            raise ValueError("its 'time' is not seconds since 1970")
+        return super()._key(row)
 
     @property
     def identity(self) -> str:
@@ -40,7 +42,7 @@ class MetricsLog(StepLog):
         names it as the run that it belongs to. A log without rows gets a new identity, unless it was made with one.
         """
         path = self.path.with_suffix(".id")
-        if self._steps and path.exists():
+        if self.keys and path.exists():
             return path.read_text(encoding="ascii").strip()
         self._identity = self._identity or uuid.uuid4().hex
         write(path, self._identity + "\n")
@@ -63,11 +65,11 @@ class MetricsLog(StepLog):
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise ValueError(f"metric {name!r} of step {step} is {value!r}; metrics are finite numbers")
             row[name] = int(value) if isinstance(value, Integral) else float(value)
-        self.write_row(row)
+        self.add(row)
 
     def cut_back(self, step: int) -> int:
         changes = self._torn or step < self.last_step
         dropped = super().cut_back(step)
-        if changes and not self._steps:
+        if changes and not self.keys:
             self._identity = self._given_identity  # it begins again, and so does its MLflow run
         return dropped

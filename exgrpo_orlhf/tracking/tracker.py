@@ -1,10 +1,11 @@
-"""Sends a run's metrics from `metrics.jsonl` to MLflow, without ever delaying or stopping training.
+"""Sends a run's metrics from `metrics.jsonl` to MLflow, in the main flow and without stopping training.
 
-The log is the record; `MlflowTracker` sends its rows from a daemon thread. Every step carries the metric `train/step`
-in the same atomic call, and its highest value is read back from the server at each (re)connection. So the steps of an
-outage are sent later, and no step is logged twice: not after a kill, and not when the log was cut back to a checkpoint
-and the same steps ran again. The curve of a supervised start, which counts steps of its own, goes the same way with
-`supervised/step`.
+The log is the record, and is written first. After a step there is one attempt to send what MLflow lacks. Once it has
+failed there is no other before the next checkpoint or the end of the run, so a server that does not answer costs one
+timeout a checkpoint. Every step carries the metric `train/step` in the same atomic call, and its highest value is read
+back from the server at each (re)connection. So the steps of an outage are sent later, and no step is logged twice: not
+after a kill, and not when the log was cut back to a checkpoint and the same steps ran again. The curve of a supervised
+start, which counts steps of its own, goes the same way with `supervised/step`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ import contextlib
 import hashlib
 import json
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,8 +26,8 @@ from ..questions.reading import fingerprint
 from ..records import Question
 from ..redaction import redacted, without_password
 from ..settings import Tracking
-from .client import LOG_TAG, address, connect, experiment_id, find_run, first_line, load, page, tagged_run
-from .metrics_log import METRICS_PER_CALL, START_METRIC, STEP_METRIC, MetricsLog
+from .client import LOG_TAG, address, batches, connect, experiment_id, find_run, first_line, page, tagged_run
+from .metrics_log import START_METRIC, STEP_METRIC, MetricsLog
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -45,8 +44,7 @@ PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones 
 
 
 class MlflowTracker:
-    """Sends a log's rows to one MLflow run until closed. Training does not wait for it, and no failure of it stops
-    training.
+    """Sends a log's rows to one MLflow run. No failure of it stops training.
 
     run_name, params, tags: of the run. Params are logged once, when the run is made or lacks them; tags are those of
         the latest session. Raises ValueError for a name that MLflow would refuse.
@@ -80,119 +78,95 @@ class MlflowTracker:
         self._run_name = run_name
         self.run_id = run_id
         self._params = {name: _param_text(value) for name, value in params.items()}
+        self._tags = {name: str(redacted(name, value)) for name, value in tags.items()}
+        if self.enabled:
+            self._tags[LOG_TAG] = log.identity
         self._questions = questions or {}
         self._started = int(time.time() * 1000)
         self._client: Any = None
         self._system: Any = None
         self._first = True
-        self._connected = False  # false again after any failure: the server is then asked what has arrived
+        self._connected = False  # false again after steps could not be sent: the server is then asked what has arrived
         self._logs = {STEP_METRIC: log} | ({} if start is None else {START_METRIC: start})
         self._cursors = dict.fromkeys(self._logs, -1)  # of each the highest step known to be in MLflow
         self._failure: str | None = None
-        self._artifacts: deque[Path] = deque()
+        self._artifacts: list[Path] = []
         self._experiment = ""  # the id
-        self._status = "RUNNING"
-        self._closing = threading.Event()
         if self.enabled:
-            self._tags = {**{name: str(redacted(name, value)) for name, value in tags.items()}, LOG_TAG: log.identity}
             log.path.with_name(ARRIVED).unlink(missing_ok=True)
-            load()  # here, in the main thread
-            self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
-            self._thread.start()
 
     def artifact(self, path: Path) -> None:
-        """Queues a file for upload; it must stay in place until it is uploaded.
-
-        One that waits for its upload already is uploaded once, as it then is.
-        """
-        if self.enabled and path not in list(self._artifacts):
+        """Notes a file for the next `catch_up`, which uploads it as it then is."""
+        if self.enabled and path not in self._artifacts:
             self._artifacts.append(path)
 
-    def close(self, status: Literal["FINISHED", "KILLED", "FAILED"], timeout: float = 30.0) -> None:
-        """Sends what is left, within `timeout` seconds, and sets the run's status. Does not raise in an outage.
+    def send(self) -> None:
+        """After a step: one attempt to send the steps that MLflow lacks, unless the latest one has failed."""
+        if self._connected:
+            self._attempt(self._send_steps)
 
-        In an outage there is one last attempt, and a warning says what could not be sent.
-        """
-        if not self.enabled or self._closing.is_set():
-            return
-        self._status = status
-        self._closing.set()
-        self._thread.join(timeout)
-        steps = sum(1 for metric, log in self._logs.items() for _ in log.rows(after=self._cursors[metric]))
-        if self._thread.is_alive() or self._failure or steps or self._artifacts:
+    def catch_up(self) -> None:
+        """At the start and at each checkpoint: one attempt to send all steps and files that MLflow lacks."""
+        self._attempt(self._send_steps, self._send_files)
+
+    def close(self, status: Literal["FINISHED", "KILLED", "FAILED"]) -> None:
+        """One attempt to send what is left and to set the run's status. A warning says what could not be sent."""
+        self._attempt(self._send_steps, lambda: self._terminate(status), self._send_files)
+        if self._failure is not None:
+            steps = sum(1 for metric, log in self._logs.items() for _ in log.rows(after=self._cursors[metric]))
             logger.warning(
                 "MLflow at %s: %d steps of %s and %d artifacts are not known to have arrived (%s). Both are safe on "
                 "disk; resume this run when the server answers, and the steps are sent first.",
-                *(without_password(self._uri), steps, self._log.path, len(self._artifacts)),
-                self._failure or f"not done within {timeout:g} s",
+                *(without_password(self._uri), steps, self._log.path, len(self._artifacts), self._failure),
             )
             return
-        if status == "FINISHED":
-            write(self._log.path.with_name(ARRIVED), without_password(self._uri))
-        logger.info("look at it: %s", page(self._uri, self._experiment))
+        if self.enabled:
+            if status == "FINISHED":
+                write(self._log.path.with_name(ARRIVED), without_password(self._uri))
+            logger.info("look at it: %s", page(self._uri, self._experiment))
 
-    def _work(self) -> None:
-        while True:
-            closing = self._closing.is_set()
-            try:
-                self._catch_up(closing)
-            except Exception as error:  # whatever MLflow, its database or the network came up with
-                was_lost, self._connected = self._failure is not None, False
-                self._failure = first_line(error, 500)
-                if closing and was_lost:
-                    return
-                if not was_lost:
-                    logger.warning(
-                        "MLflow at %s: %s. Training goes on, the metrics are safe in %s and are sent when it answers.",
-                        *(without_password(self._uri), self._failure, self._log.path),
-                    )
-            else:
-                if self._failure is not None:
-                    self._failure = None
-                    logger.warning(
-                        "MLflow at %s answers again and has all steps up to %d",
-                        *(without_password(self._uri), self._cursors[STEP_METRIC]),
-                    )
-                if closing:
-                    return
-            self._closing.wait(self._settings.flush_seconds)
+    def _attempt(self, *parts: Callable[[], None]) -> None:
+        if not self.enabled:
+            return
+        connected, self._connected = self._connected, False
+        try:
+            if not connected:
+                self._connect()
+            for part in parts:
+                part()
+        except Exception as error:  # whatever MLflow, its database or the network came up with
+            if self._failure is None:
+                logger.warning(
+                    "MLflow at %s: %s. Training goes on, the metrics are safe in %s; what is missing is sent at a "
+                    "checkpoint or at the end.",
+                    *(without_password(self._uri), first_line(error, 500), self._log.path),
+                )
+            self._failure = first_line(error, 500)
+            return
+        if self._failure is not None and not self._artifacts:
+            answer = "MLflow at %s answers again and has all steps up to %d"
+            logger.warning(answer, without_password(self._uri), self._cursors[STEP_METRIC])
+            self._failure = None
 
-    def _catch_up(self, closing: bool) -> None:
-        if not self._connected:
-            self._connect()
-        for metric in self._logs:
-            for batch in self._batches(metric):
+    def _send_steps(self) -> None:
+        for metric, log in self._logs.items():
+            for batch in batches(log.rows(after=self._cursors[metric]), step_metric=metric):
                 self._client.log_batch(self.run_id, metrics=batch)
                 self._cursors[metric] = batch[-1].step
-        if closing:
-            if self._system is not None:
-                self._system.finish()
-            self._client.set_terminated(self.run_id, self._status)
+        self._connected = True  # also where the files then fail, whose store may be another one
+
+    def _send_files(self) -> None:
         while self._artifacts:
-            waiting = self._artifacts.popleft()  # first, so that a file that changes meanwhile is queued again
-            if not waiting.exists():
-                logger.warning("%s is gone, so it could not be uploaded to MLflow", waiting)
-                continue
-            try:
-                self._client.log_artifact(self.run_id, str(waiting))
-            except Exception:
-                self._artifacts.appendleft(waiting)
-                raise
+            if self._artifacts[0].exists():
+                self._client.log_artifact(self.run_id, str(self._artifacts[0]))
+            else:
+                logger.warning("%s is gone, so it could not be uploaded to MLflow", self._artifacts[0])
+            del self._artifacts[0]
 
-    def _batches(self, step_metric: str) -> Iterator[list[Any]]:
-        """A log's rows beyond its cursor as MLflow metrics, in batches of whole steps, so that no step arrives in part.
-        Each has its row's time: of a repeated request MLflow drops a metric equal in name, step, time and value."""
-        from mlflow.entities import Metric
-
-        batch: list[Any] = []
-        for row in self._logs[step_metric].rows(after=self._cursors[step_metric]):
-            step, milliseconds = row.pop("step"), round(row.pop("time") * 1000)
-            if len(batch) + len(row) + 1 > METRICS_PER_CALL:
-                yield batch
-                batch = []
-            batch += [Metric(name, value, milliseconds, step) for name, value in {**row, step_metric: step}.items()]
-        if batch:
-            yield batch
+    def _terminate(self, status: str) -> None:
+        if self._system is not None:
+            self._system.finish()
+        self._client.set_terminated(self.run_id, status)
 
     def _connect(self) -> None:
         """Finds or makes the run, completes its params, and reads back how far it got."""
@@ -222,7 +196,6 @@ class MlflowTracker:
         self._client.update_run(run.info.run_id, status="RUNNING")
         self._cursors = {metric: int(run.data.metrics.get(metric, -1)) for metric in self._logs}
         self.run_id, self._experiment = run.info.run_id, run.info.experiment_id
-        self._connected = True
         if self._settings.system_metrics:
             self._watch_system()
 

@@ -84,10 +84,12 @@ class TrainingRun:
         status: Literal["FINISHED", "KILLED", "FAILED"] = "FAILED"
         try:
             settings, mixer = self.experiment.settings, self.experiment.mixer
+            self.tracker.catch_up()
             if self.metrics.last_step < 0 and self.steps == 0:  # the policy as it came, before the first update
                 metrics = self._evaluate()
                 self._best_metric(metrics)  # a vote is not measured where no answers can be compared
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
+                self.tracker.send()
             rows = list(self.metrics.rows())
             health = Health(rows, settings.steps, mixer.start_at_accuracy if mixer.replays else None)
             evaluation = max((row.get("time/evaluation", 0.0) for row in rows), default=0.0)
@@ -98,6 +100,7 @@ class TrainingRun:
                 if every and (is_last or self.steps % every == 0):
                     metrics |= self._evaluate()
                 self.metrics.append(self.steps, metrics)
+                self.tracker.send()
                 progress.show(self.steps, metrics)
                 health.look(self.steps, metrics, float(mixer.rho_at(self.steps)))
                 value = self._best_metric(metrics)
@@ -327,6 +330,7 @@ class TrainingRun:
         checkpoints.save(self.folder, self.steps, self.metrics.identity, fill, self.experiment.settings.keep)
         self.saved_step = self.steps
         self.page.refresh(self.buffer, self.steps)
+        self.tracker.catch_up()
 
     def _draw(self) -> None:
         path = self.folder / "curves.png"

@@ -31,8 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
-    """A run that is ready to make steps: engine and state are loaded, the logs are cut back to the checkpoint, tracking
-    has begun.
+    """A run that is ready to make steps: engine and state are loaded, the logs are cut back to the checkpoint.
 
     Raises ValueError, CheckpointError, SnapshotError, and what `make_engine` raises.
     """

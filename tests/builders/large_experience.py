@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from exgrpo_orlhf.json_lines import StepLog
 from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.tracking.step_log import StepLog
 
 
 def large(folder: Path, n: int, steps: int, per_step: int) -> tuple[list[Question], ReplayBuffer]:
@@ -24,7 +24,7 @@ def large(folder: Path, n: int, steps: int, per_step: int) -> tuple[list[Questio
             for length in lengths
         ]
         buffer.store((question.id, one) for one in of_question)
-    log = StepLog(folder / "decisions.jsonl")
+    log = StepLog(folder / "decisions.jsonl", compact=True)
     for step in range(1, steps + 1):
         ids = [questions[i].id[:12] for i in draw.choice(n, 2 * per_step, replace=False)]
         counts = {
@@ -36,13 +36,12 @@ def large(folder: Path, n: int, steps: int, per_step: int) -> tuple[list[Questio
         }
         counts_of_replays = {name: draw.integers(1, 40, per_step).tolist() for name in ("age", "tokens", "of", "place")}
         sizes = {"unsolved": 5, "hard": step, "medium": 2 * step, "easy": step, "solved": 0}
-        log.write_row(
+        log.add(
             {
                 "step": step,
                 "questions": {**table, **counts, "entropy": draw.random(2 * per_step).round(4).tolist()},
                 "replays": {"id": ids[per_step:], **values, **counts_of_replays, "sound": [None] * per_step},
                 **{"retired": ids[:2], "returned": [], "evicted": ids[-3:], "buckets": sizes, "retired_in_all": step},
             },
-            compact=True,
         )
     return questions, buffer

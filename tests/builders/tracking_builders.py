@@ -16,7 +16,7 @@ from exgrpo_orlhf.tracking.tracker import MlflowTracker
 def tracker(log: MetricsLog | Path, uri: str, settings: Tracking | None = None, **other: Any) -> MlflowTracker:
     """Of a log, or of that of a run's folder. other: arguments beside the address"""
     log = MetricsLog(log / "metrics.jsonl") if isinstance(log, Path) else log
-    settings = settings or Tracking(flush_seconds=0.05)
+    settings = settings or Tracking()
     return MlflowTracker(log, settings, **{"default_uri": uri, "run_name": "run", "params": {}, "tags": {}, **other})
 
 

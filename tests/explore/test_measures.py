@@ -129,7 +129,7 @@ def test_a_judge_that_was_stopped_is_asked_for_the_rest_only_and_its_verdicts_ar
         assert "out of money" in stopped.stderr
         judged = run / measures.JUDGED
         with judged.open("a") as file:
-            file.write('{"step": 5, "key": "tor')  # of a killed process
+            file.write('{"key": "tor')  # of a killed process
         most = 10_000
         table = measured(run_script, *words, "--concurrency", 1)
     wanted = [one for one in found(run) if one.correct and one.whole]

@@ -40,9 +40,8 @@ RUNS = {
 
 
 def bindings(model: Path, *more: str) -> list[str]:
-    tracked = ("Tracking.enabled = True", "Tracking.flush_seconds = 0.2")
     every = (f"train.steps = {STEPS}", "train.eval_every = 8", "train.save_every = 4")
-    return small_bindings(model, *every, *tracked, *more)
+    return small_bindings(model, *every, "Tracking.enabled = True", *more)
 
 
 def words(model: Path, out: Path) -> list[str]:

@@ -175,7 +175,7 @@ def test_a_log_that_is_ahead_of_its_checkpoint_is_cut_back_and_ends_bit_identica
 
 def test_a_corrupt_line_is_named(tmp_path):
     (tmp_path / "decisions.jsonl").write_text('{"step":1}\nnonsense\n{"step":3}\n')
-    with pytest.raises(ValueError, match=r"decisions.jsonl, line 2: not a row with a 'step' above 1: .*fix or remove"):
+    with pytest.raises(ValueError, match=r"decisions.jsonl, line 2: not a row with a 'step' .*correct or remove"):
         DecisionLog(tmp_path)
 
 

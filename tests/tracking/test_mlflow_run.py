@@ -126,8 +126,10 @@ def test_a_resumed_run_says_how_often_it_was_killed(sqlite, tmp_path, caplog):
     for session in range(3):  # the first two end without a word, as a killed process does
         log = MetricsLog(folder / "metrics.jsonl")
         sender = tracker(log, sqlite, params={"a": "'x'"})
+        sender.catch_up()
         log.append(session, {"reward/mean": 0.0})
-        wait_until(lambda at=session, of=sender: of.run_id and the_run(sqlite).data.metrics.get("train/step") == at)
+        sender.send()
+        assert the_run(sqlite).data.metrics["train/step"] == session
         if session == 2:
             with caplog.at_level(logging.INFO):
                 sender.close("FINISHED")
@@ -137,8 +139,9 @@ def test_a_resumed_run_says_how_often_it_was_killed(sqlite, tmp_path, caplog):
 
 def test_the_machine_is_measured_if_bound(sqlite, tmp_path, monkeypatch):
     monkeypatch.setattr("exgrpo_orlhf.tracking.tracker.SYSTEM_SECONDS", 0.2)
-    sender = tracker(tmp_path / "run", sqlite, Tracking(flush_seconds=0.05, system_metrics=True))
-    wait_until(lambda: sender.run_id and "system/cpu_utilization_percentage" in the_run(sqlite).data.metrics)
+    sender = tracker(tmp_path / "run", sqlite, Tracking(system_metrics=True))
+    sender.catch_up()
+    wait_until(lambda: "system/cpu_utilization_percentage" in the_run(sqlite).data.metrics)
     sender.close("FINISHED")
     assert the_run(sqlite).info.status == "FINISHED"
 

@@ -15,11 +15,11 @@ from tracking_builders import tracked_runs, tracker
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.settings import Tracking
-from exgrpo_orlhf.tracking.client import address
+from exgrpo_orlhf.tracking.client import address, batches
 from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL, MetricsLog
 from exgrpo_orlhf.training import run
 
-# A training process: a row every 10 ms, told on standard output; then as the last argument says.
+# A training process: a row every 10 ms; then, which is told on standard output, as the last argument says.
 TRAIN = """
 import sys, time
 from pathlib import Path
@@ -28,20 +28,18 @@ from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.tracking.tracker import MlflowTracker
 folder, uri, first, steps, end = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 log = MetricsLog(folder / "metrics.jsonl")
-tracker = MlflowTracker(log, Tracking(flush_seconds=0.05), default_uri=uri, run_name=folder.name,
-                        params={"a": 1}, tags={})
-for step in range(first, first + steps):
-    log.append(step, {"reward/mean": step / 2})
-    time.sleep(0.01)
-while end == "killed" and tracker.run_id is None:
-    time.sleep(0.01)
+tracker = MlflowTracker(log, Tracking(), default_uri=uri, run_name=folder.name, params={"a": 1}, tags={})
+tracker.catch_up()
+def train(steps):
+    for step in steps:
+        log.append(step, {"reward/mean": step / 2})
+        tracker.send()
+        time.sleep(0.01)
+train(range(first, first + steps))
 print("trained", flush=True)
 if end == "killed":
-    for step in range(first + steps, 10_000):
-        log.append(step, {"reward/mean": step / 2})
-        time.sleep(0.01)
-if end == "closed":
-    tracker.close("FINISHED", timeout=120)  # making the database takes long on a busy machine
+    train(range(first + steps, 10_000))
+tracker.close("FINISHED")
 """
 
 
@@ -129,7 +127,8 @@ def test_a_run_resumed_twice_is_one_run_with_each_step_once(tmp_path, sqlite, ca
         log.cut_back(2 * session)
         again = tracker(log, sqlite, params={"train.steps": 9, f"new{session}": 1}, run_id=sender.run_id)
         assert again.run_id == sender.run_id
-        wait_until(lambda: tracked_runs(sqlite)[0].info.status == "RUNNING")
+        again.catch_up()
+        assert tracked_runs(sqlite)[0].info.status == "RUNNING"
         fill(log, range(2 * session + 1, 6 + session), offset=0.25)
         again.close("FINISHED")
     (run,) = tracked_runs(sqlite)
@@ -147,6 +146,8 @@ def test_a_killed_process_goes_on_in_its_run_without_knowing_the_id(tmp_path, sq
     process.wait()
     log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
     reached = log.last_step
+    (run,) = tracked_runs(sqlite)
+    assert run.data.metrics["train/step"] >= reached - 1, "a step is sent when its row is written"
     log.cut_back(3)
     sender = tracker(log, sqlite)
     fill(log, range(4, reached + 3))
@@ -158,12 +159,13 @@ def test_a_killed_process_goes_on_in_its_run_without_knowing_the_id(tmp_path, sq
 def test_two_trackers_at_once_on_one_log_send_each_step_once(tmp_path, sqlite):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     fill(log, [0])
-    one = tracker(log, sqlite)
-    wait_until(lambda: one.run_id)
-    two = tracker(log, sqlite)
+    one, two = tracker(log, sqlite), tracker(log, sqlite)
+    one.catch_up()
+    two.catch_up()
     for step in range(1, 100):
         fill(log, [step])
-        time.sleep(0.002)
+        for sender in (one, two)[step % 3 :]:
+            sender.send()
     one.close("FINISHED")
     two.close("FINISHED")
     assert one.run_id == two.run_id
@@ -189,10 +191,14 @@ def test_a_long_log_is_sent_in_calls_of_whole_steps(tmp_path, sqlite):
     for name in ("m0", "m399", "train/step"):
         assert history(sqlite, sender.run_id, name) == once_each(range(5))
     assert history(sqlite, sender.run_id, "m998") == [(2, 2.0)]
-    sender._cursors["train/step"] = -1
-    calls = [[metric.step for metric in call] for call in sender._batches("train/step")]
+    calls = [[metric.step for metric in call] for call in batches(log.rows(), "train/step")]
     assert [sorted(set(call)) for call in calls] == [[0, 1], [2], [3, 4]]
     assert max(map(len, calls)) == METRICS_PER_CALL
+
+
+def test_a_row_with_more_metrics_than_a_call_takes_is_sent_in_several():
+    rows = [{"step": 0, "time": 0.0, "a": 0.0}, {"step": 1, "time": 0.0, **{f"m{i}": 0.0 for i in range(2300)}}]
+    assert list(map(len, batches(rows))) == [1, METRICS_PER_CALL, METRICS_PER_CALL, 300]
 
 
 def test_a_deleted_experiment_warns_and_is_caught_up_when_restored(tmp_path, sqlite, caplog):
@@ -201,9 +207,9 @@ def test_a_deleted_experiment_warns_and_is_caught_up_when_restored(tmp_path, sql
     experiment = MlflowClient(sqlite).get_experiment_by_name("exgrpo").experiment_id
     MlflowClient(sqlite).delete_experiment(experiment)
     sender = tracker(log, sqlite)
-    fill(log, range(3))
-    wait_until(lambda: warnings(caplog))
-    time.sleep(0.3)
+    for step in range(3):
+        fill(log, [step])
+        sender.catch_up()
     (warning,) = warnings(caplog)
     assert "experiment 'exgrpo' is deleted" in warning
     assert f"mlflow experiments restore --experiment-id {experiment}" in warning
@@ -225,7 +231,7 @@ def test_the_environment_wins_over_the_setting_and_that_over_the_default(tmp_pat
     uris = [f"sqlite:///{tmp_path}/{name}.db" for name in ("default", "setting", "environment")]
     for uri in uris[1:]:
         shutil.copy(made_database, uri.removeprefix("sqlite:///"))
-    setting = Tracking(uri=uris[1], flush_seconds=0.05)
+    setting = Tracking(uri=uris[1])
     tracker(MetricsLog(tmp_path / "one.jsonl"), uris[0], setting).close("FINISHED")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uris[2])
     tracker(MetricsLog(tmp_path / "two.jsonl"), uris[0], setting).close("FINISHED")
@@ -252,6 +258,8 @@ def test_switched_off_it_leaves_the_log_alone(tmp_path, fresh_sqlite):
     sender = tracker(log, fresh_sqlite, Tracking(enabled=False), run_id="kept for the checkpoint")
     fill(log, [0])
     sender.artifact(log.path)
+    sender.catch_up()
+    sender.send()
     sender.close("FINISHED")
     assert sender.run_id == "kept for the checkpoint"
     assert list(tmp_path.iterdir()) == [log.path]
@@ -276,8 +284,9 @@ def test_a_kill_while_the_database_is_made_leaves_none_and_the_next_start_makes_
     assert not (tmp_path / "mlflow.db").exists()
     log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
     sender = tracker(log, fresh_sqlite)
+    fill(log, [0])
     sender.close("FINISHED")
-    assert len(history(fresh_sqlite, sender.run_id)) == len(list(log.rows())) > 0
+    assert history(fresh_sqlite, sender.run_id) == once_each(range(1))
     assert {path.name for path in tmp_path.glob("mlflow.db*")} == {"mlflow.db", "mlflow.db.lock"}
 
 
@@ -285,21 +294,32 @@ def test_a_kill_while_the_database_is_made_leaves_none_and_the_next_start_makes_
 def test_a_server_that_comes_later_and_goes_and_returns_gets_all_once(tmp_path, server, caplog):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     sender = tracker(log, server.uri, params={"a": 1})
-    fill(log, range(3))
-    wait_until(lambda: warnings(caplog))
-    assert sender.run_id is None
+
+    def train(steps):
+        for step in steps:
+            fill(log, [step])
+            sender.send()
+
+    sender.catch_up()
+    train(range(3))
+    assert (len(warnings(caplog)), sender.run_id) == (1, None)
     server.start()
-    wait_until(lambda: sender.run_id and history(server.uri, sender.run_id) == once_each(range(3)))
-    wait_until(lambda: len(warnings(caplog)) == 2)
+    sender.catch_up()
+    assert history(server.uri, sender.run_id) == once_each(range(3))
+    train(range(3, 5))
+    assert history(server.uri, sender.run_id) == once_each(range(5))
+    assert len(warnings(caplog)) == 2
     server.stop()
-    fill(log, range(3, 6))
-    wait_until(lambda: len(warnings(caplog)) == 3)
-    fill(log, range(6, 9))
+    train(range(5, 9))
+    sender.catch_up()
+    assert len(warnings(caplog)) == 3
     server.start()
-    fill(log, range(9, 12))
+    train(range(9, 12))
+    assert history(server.uri, sender.run_id) == once_each(range(5)), "no attempt before the next checkpoint"
     (tmp_path / "config.gin").write_text("config")
     sender.artifact(tmp_path / "config.gin")
-    wait_until(lambda: len(warnings(caplog)) == 4)
+    sender.catch_up()
+    train(range(12, 13))
     sender.close("FINISHED")
     first, back, second, again = warnings(caplog)
     assert "Training goes on" in first
@@ -308,42 +328,76 @@ def test_a_server_that_comes_later_and_goes_and_returns_gets_all_once(tmp_path, 
     assert "answers again" in again
     (run,) = tracked_runs(server.uri)
     assert (run.info.status, run.data.params) == ("FINISHED", {"a": "1"})
-    assert history(server.uri, run.info.run_id) == once_each(range(12))
+    assert history(server.uri, run.info.run_id) == once_each(range(13))
     assert [file.path for file in MlflowClient(server.uri).list_artifacts(run.info.run_id)] == ["config.gin"]
 
 
 @pytest.mark.slow
-def test_a_server_that_never_answers_holds_nobody_and_a_later_tracker_catches_up(tmp_path, sqlite, caplog, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+def test_a_server_that_is_killed_while_steps_are_sent_gets_the_others_after_a_resume(tmp_path, server):
+    """And the training process is killed as well, in the outage."""
+    server.start()
+    process = train(tmp_path / "run", server.uri, 0, 20, "killed")
+    assert process.stdout.readline() == "trained\n"
+    time.sleep(0.5)
+    server.stop()
+    time.sleep(1)
+    process.kill()
+    process.wait()
+    server.start()
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    (run,) = tracked_runs(server.uri)
+    assert 20 <= run.data.metrics["train/step"] < log.last_step - 3
+    log.cut_back(log.last_step - 2)
+    sender = tracker(log, server.uri)
+    sender.catch_up()
+    assert history(server.uri, run.info.run_id, "train/step") == once_each(range(log.last_step + 1))
+
+
+def test_a_store_that_takes_no_files_holds_no_steps_back(tmp_path, sqlite, caplog, monkeypatch):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    sender = tracker(log, sqlite)
+    refuse = lambda *_: (_ for _ in ()).throw(OSError("no such bucket"))
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_artifact", refuse)
+        for step in range(4):
+            fill(log, [step])
+            sender.artifact(log.path)
+            (sender.catch_up if step % 2 else sender.send)()
+            assert step == 0 or history(sqlite, sender.run_id) == once_each(range(step + 1))
+        assert "no such bucket" in warnings(caplog)[0]
+        assert len(warnings(caplog)) == 1
+    sender.close("FINISHED")
+    assert [file.path for file in MlflowClient(sqlite).list_artifacts(sender.run_id)] == ["metrics.jsonl"]
+
+
+@pytest.mark.slow
+def test_a_server_that_never_answers_costs_one_timeout_a_checkpoint(tmp_path, sqlite, caplog, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     log = MetricsLog(tmp_path / "metrics.jsonl")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         sender = tracker(log, f"http://someone:secret@127.0.0.1:{silent.getsockname()[1]}")
-        longest = 0.0
-        for step in range(200):
-            before = time.monotonic()
-            fill(log, [step])
-            longest = max(longest, time.monotonic() - before)
-        assert longest < 4  # seconds; one request takes 5
+        sender.catch_up()
         before = time.monotonic()
-        sender.close("FINISHED", timeout=0.5)
-        assert time.monotonic() - before < 4
-        sender.close("FINISHED")  # a second time does nothing
-        sender._thread.join(120)
-        assert not sender._thread.is_alive()
-    assert "200 steps of" in warnings(caplog)[0]
-    assert "resume this run" in warnings(caplog)[0]
+        for step in range(200):
+            fill(log, [step])
+            sender.send()
+        assert time.monotonic() - before < 1.5  # seconds: no attempt; one takes 2
+        before = time.monotonic()
+        sender.catch_up()
+        sender.close("FINISHED")
+        assert 3.5 < time.monotonic() - before < 8
+    assert "200 steps of" in warnings(caplog)[1]
+    assert "resume this run" in warnings(caplog)[1]
     assert "secret" not in caplog.text
     later = tracker(log, sqlite)
     later.close("FINISHED")
     assert history(sqlite, later.run_id) == once_each(range(200))
 
 
-def test_the_thread_does_not_keep_a_process_alive(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        process = train(tmp_path / "run", f"http://127.0.0.1:{silent.getsockname()[1]}", 0, 200, "left")
-        assert process.stdout.readline() == "trained\n"
-        before = time.monotonic()
-        assert process.wait(60) == 0
-    assert time.monotonic() - before < 50  # seconds; the request under way would take 60
-    assert len(list(MetricsLog(tmp_path / "run" / "metrics.jsonl").rows())) == 200
+def test_a_database_that_is_not_there_costs_no_retries(tmp_path, caplog):
+    (tmp_path / "mlflow.db").write_bytes(b"no database" * 100)
+    sender = tracker(MetricsLog(tmp_path / "metrics.jsonl"), f"sqlite:///{tmp_path}/mlflow.db")
+    before = time.monotonic()
+    sender.catch_up()
+    assert time.monotonic() - before < 15  # seconds; MLflow itself would try for 101
+    assert "file is not a database" in warnings(caplog)[-1]

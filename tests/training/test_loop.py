@@ -141,7 +141,7 @@ def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(war
     """In the same MLflow run, as long as the configuration is the same: its steps are."""
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    run, tracked = tmp_path / "run", ("train.steps = 2", "Tracking.enabled = True", "Tracking.flush_seconds = 0.2")
+    run, tracked = tmp_path / "run", ("train.steps = 2", "Tracking.enabled = True")
     for attempt, seed in enumerate((0, 0, 5)):
         before = (run / "metrics.jsonl").read_bytes() if attempt else b""
         for folder in checkpoints.find(run).values():
