@@ -128,7 +128,8 @@ class MlflowTracker:
             )
             return
         if status == "FINISHED":
-            write(self._log.path.with_name(ARRIVED), without_password(self._uri))
+            with contextlib.suppress(OSError):  # without the file, all is sent again
+                write(self._log.path.with_name(ARRIVED), without_password(self._uri))
         logger.info("look at it: %s", page(self._uri, self._experiment))
 
     def _work(self) -> None:
