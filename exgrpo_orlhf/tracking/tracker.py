@@ -120,10 +120,12 @@ class MlflowTracker:
                 *(without_password(self._uri), steps, self._log.path, len(self._artifacts), self._failure),
             )
             return
-        if self.enabled:
-            if status == "FINISHED":
+        if not self.enabled:
+            return
+        if status == "FINISHED":
+            with contextlib.suppress(OSError):  # without the file, all is sent again
                 write(self._log.path.with_name(ARRIVED), without_password(self._uri))
-            logger.info("look at it: %s", page(self._uri, self._experiment))
+        logger.info("look at it: %s", page(self._uri, self._experiment))
 
     def _attempt(self, *parts: Callable[[], None]) -> None:
         if not self.enabled:

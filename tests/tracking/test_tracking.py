@@ -117,6 +117,24 @@ def test_long_params_are_cut_with_their_hash(tmp_path, sqlite):
     assert "7000 characters" in stored["a"]
 
 
+def test_a_finished_run_names_the_server_that_has_all_of_it_until_it_is_resumed(tmp_path, sqlite):
+    log, arrived = MetricsLog(tmp_path / "metrics.jsonl"), tmp_path / "metrics.arrived"
+    for uri, status, named in (
+        (sqlite, "KILLED", False),
+        ("http://127.0.0.1:9", "FINISHED", False),
+        (sqlite, "FINISHED", True),
+    ):
+        sender = tracker(log, uri)
+        fill(log, [log.last_step + 1])
+        sender.close(status)
+        assert arrived.exists() is named, (uri, status)
+    assert arrived.read_text(encoding="utf-8") == sqlite
+    sender = tracker(log, sqlite)
+    assert not arrived.exists()
+    sender.close("FAILED")
+    assert not arrived.exists()
+
+
 def test_a_run_resumed_twice_is_one_run_with_each_step_once(tmp_path, sqlite, caplog):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     sender = tracker(log, sqlite, params={"train.steps": 3})
