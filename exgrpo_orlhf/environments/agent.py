@@ -91,8 +91,6 @@ def load(settings: Mapping[str, str]) -> tuple[str, Callable[[dict[str, Any]], R
 
 
 def _agent_class(file: Path) -> type:
-    if not file.is_file():
-        raise UserFileError(f"there is no file {str(file)!r}")
     _stand_in()
     module = load_file(file, "environment")
     agents: set[type]

@@ -20,8 +20,12 @@ class BadResult(Exception):
 
 
 def load_file(file: Path, prefix: str) -> ModuleType:
-    """The module of a user's file, which ends in .py, under a name with this prefix. Modules beside the file can be
-    imported from it, as from a script. Raises UserFileError, with the line, where the file raises."""
+    """The module of a user's file, under a name with this prefix. Modules beside the file can be imported from it, as
+    from a script. Raises UserFileError, with the line where the file raises."""
+    if not file.is_file():
+        raise UserFileError(f"there is no file {str(file)!r}")
+    if file.suffix != ".py":
+        raise UserFileError(f"{file}: the file must end in .py")
     spec = importlib.util.spec_from_file_location(f"{prefix}_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
