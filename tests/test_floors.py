@@ -21,7 +21,7 @@ FLOORS = (
     {"rewards", "environments"},
     {"replay", "objective", "questions", "tasks", "checkpoints", "cache", "tokenizer_file"},
     {"records", "settings", "files", "paths", "progress", "stopping", "terminal", "lazy", "weights", "redaction"}
-    | {"metric_names", "json_lines", "rounding", "vllm_on_cpu"},
+    | {"metric_names", "json_lines", "annotations", "rounding", "vllm_on_cpu"},
 )
 
 
