@@ -1,19 +1,19 @@
 """The settings of a run: frozen, picklable, checked on construction.
 
 What a single value may be stands in the annotation of its field, and `check` says what is wrong with one that is not
-allowed. MAY_CHANGE names those that may differ when a run is continued: its length, what is kept of it, where things
-lie.
+allowed: when its object is made, and before that where a gin file binds it. MAY_CHANGE names those that may differ when
+a run is continued: its length, what is kept of it, where things lie.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NamedTuple
+
+from .annotations import annotations_of, refusal
 
 
 class ConfigError(ValueError):
@@ -26,14 +26,8 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def require_reference(name: str, value: object, kind: type | str, example: str) -> None:
-    """Raises ValueError unless the value is of this class, or has the method of this name."""
-    fits = isinstance(value, kind) if isinstance(kind, type) else callable(getattr(value, kind, None))
-    require(fits, f"{name} must be a reference such as {example}, got {value!r:.200}")
-
-
 class Bound(NamedTuple):
-    """Which numbers a setting takes, and how a message says it: `rho: Annotated[float, Bound(…)]`."""
+    """Which values of its type a setting takes, and how a message says it: `rho: Annotated[float, Bound(…)]`."""
 
     says: str
     holds: Callable[[Any], bool]
@@ -43,38 +37,35 @@ def at_least(low: int) -> Bound:
     return Bound(f"must be at least {low}", lambda value: value >= low)
 
 
+def reference(method: str, example: str) -> Bound:
+    """Of a setting that takes an object with this method, in a gin file a reference."""
+    return Bound(f"must be a reference such as {example}", lambda value: callable(getattr(value, method, None)))
+
+
 Count = Annotated[int, at_least(1)]
+Natural = Annotated[int, at_least(0)]
 NotNegative = Annotated[float, Bound("must be at least 0 and finite", lambda value: 0 <= value < math.inf)]
-Finite = Annotated[float, Bound("must be a finite number", lambda x: isinstance(x, int | float) and math.isfinite(x))]
+Finite = Annotated[float, Bound("must be a finite number", math.isfinite)]
 Positive = Annotated[float, Bound("must be positive and finite", lambda value: 0 < value < math.inf)]
 Share = Annotated[float, Bound("must lie in [0, 1]", lambda value: 0 <= value <= 1)]
+ShareBelowOne = Annotated[float, Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)]
 PositiveShare = Annotated[float, Bound("must lie in (0, 1]", lambda value: 0 < value <= 1)]
 
 
-def check(owner: type, values: Mapping[str, Any], name: str | None = None) -> None:
-    """Compare arguments of a class with the annotations of its `__init__`: `Literal`, and `Bound` in `Annotated`.
+def check(owner: type, values: Mapping[str, Any], prefix: str | None = None) -> None:
+    """Compare arguments of a class with their annotations: a type or several, `Literal`, and `Bound` in `Annotated`.
 
-    values: by parameter; those of no parameter are skipped. name: of the class in gin, if it is not its own
+    What a tuple or a mapping holds is left to the class, and so is a `Literal` beside a type.
+    values: by parameter; those of no parameter are skipped. prefix: of a parameter in the message, if it is not the
+        class's name and a dot
     Raises ValueError that names the setting, what it takes, and its value.
     """
-    hints = typing.get_type_hints(inspect.getattr_static(owner, "__init__"), include_extras=True)
-    for parameter, hint in hints.items():
-        value, union = values.get(parameter), typing.get_args(hint)
-        optional = type(None) in union
-        if optional and value is None:
-            continue
-        kind = union[0] if optional else hint
-        bound = getattr(kind, "__metadata__", (None,))[0]
-        if typing.get_origin(kind) is Literal:
-            choices = typing.get_args(kind)
-            fits, says = value in choices, f"must be one of {', '.join(map(repr, choices))}{', or None' * optional};"
-        elif isinstance(bound, Bound):
-            fits, says = bound.holds(value), f"{bound.says}{', or None;' if optional else ','}"
-        else:
-            continue
-        require(fits, f"{name or owner.__name__}.{parameter} {says} got {value!r}")
+    for parameter, hint in annotations_of(owner).items():
+        if parameter in values and (takes := refusal(values[parameter], hint)):
+            raise ValueError(f"{prefix or f'{owner.__name__}.'}{parameter} {takes} got {values[parameter]!r:.200}")
 
 
+_BETAS = Bound("must be two numbers in [0, 1)", lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas))
 MOST_ROWS = 2**20  # of a batch: a slip of the keyboard would fill the memory before a word is said
 
 
@@ -102,10 +93,10 @@ class TrainSettings:
 
     MAY_CHANGE = ("steps", "save_every", "keep", "eval_every", "best_metric", "verify_checkpoint")
 
-    steps: Annotated[int, at_least(0)] = 200
+    steps: Natural = 200
     questions_per_step: Count = 32
     group_size: Annotated[int, Bound("(K) must be at least 2", lambda value: value >= 2)] = 8
-    seed: Annotated[int, at_least(0)] = 0
+    seed: Natural = 0
     eval_every: Count | None = 20
     save_every: Count = 50
     keep: Count = 2
@@ -115,7 +106,7 @@ class TrainSettings:
     generate_ahead: bool = False
 
     def __post_init__(self) -> None:
-        check(TrainSettings, vars(self), "train")
+        check(TrainSettings, vars(self), "train.")
         rows = self.questions_per_step * self.group_size
         require(
             rows <= MOST_ROWS,
@@ -155,9 +146,9 @@ class Optimizer:
     """
 
     learning_rate: Positive = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], _BETAS] = (0.9, 0.999)
     weight_decay: NotNegative = 0.0
-    warmup_steps: Annotated[int, at_least(0)] = 0
+    warmup_steps: Natural = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_steps: int | None = None
     max_grad_norm: Positive | None = 1.0
@@ -167,10 +158,6 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         check(Optimizer, vars(self))
-        require(
-            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
-            f"Optimizer.betas must be two numbers in [0, 1), got {self.betas!r}",
-        )
         require(
             (self.decay_steps is None) == (self.schedule == "constant"),
             f"Optimizer.schedule = {self.schedule!r} needs Optimizer.decay_steps, the optimiser step at its end"
@@ -222,16 +209,13 @@ class Work:
         (initial_buffer.py); None for an empty buffer
     """
 
-    questions: Any
-    model: Any
-    validation: Any = None
+    questions: Annotated[Any, reference("load", "@ModularChains()")]
+    model: Annotated[Any, reference("prepare", "@ChainModel()")]
+    validation: Annotated[Any, reference("load", "@validation/ModularChains()")] | None = None
     experience: str | None = None
 
     def __post_init__(self) -> None:
-        require_reference("Work.questions", self.questions, "load", "@ModularChains()")
-        require_reference("Work.model", self.model, "prepare", "@ChainModel()")
-        if self.validation is not None:
-            require_reference("Work.validation", self.validation, "load", "@validation/ModularChains()")
+        check(Work, vars(self))
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ import inspect
 import json
 import logging
 import re
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -54,6 +52,7 @@ from ..settings import (
     Tracking,
     TrainSettings,
     Work,
+    check,
 )
 from ..study.suite import Suite
 from ..tasks.modular_chains import ModularChains
@@ -302,7 +301,11 @@ def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> d
             gin.bind_parameter((f"{prefix}{selector}", "gin.macro", "value"), value)
             continue
         _check_name(selector, parameter, where)
-        _check_type(selector, parameter, value, where)
+        if not isinstance(value, gin.config.ConfigurableReference):
+            try:
+                check(_TARGETS[selector], {parameter: value}, f"{selector}.")
+            except ValueError as error:
+                raise ConfigError(f"{where}: {error}") from error
         gin.bind_parameter((scope, selector, parameter), value)
         made_at[f"{prefix}{selector}.{parameter}"] = where
     return made_at
@@ -336,23 +339,3 @@ def _check_macros(made_at: dict[str, str], used_macros: set[str]) -> None:
             near = near or difflib.get_close_matches(name, [*sorted(used_macros), *all_settings()], n=3, cutoff=0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""
             raise ConfigError(f"{where}: {name} = … sets nothing, because no binding refers to {macro}{hint}")
-
-
-def _check_type(selector: str, parameter: str, value: Any, where: str) -> None:
-    """A text where a number belongs would otherwise fail somewhere inside, far from the file that says it."""
-    hint = typing.get_type_hints(inspect.getattr_static(_TARGETS[selector], "__init__")).get(parameter, Any)
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    if isinstance(value, gin.config.ConfigurableReference) or any(_fits(value, kind) for kind in kinds):
-        return
-    names = [kind.__name__ if isinstance(kind, type) else str(kind) for kind in kinds]
-    shown = " | ".join(names).replace("NoneType", "None").replace("typing.", "")
-    raise ConfigError(f"{where}: {selector}.{parameter} takes {shown}, got {value!r}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if hint in (int, float):
-        return isinstance(value, int | hint) and not isinstance(value, bool)
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, tuple)
-    # The class itself says which values of a Literal or a mapping it takes.
-    return hint is Any or not isinstance(hint, type) or isinstance(value, hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,7 +13,7 @@ from ..environments import Environment
 from ..paths import PROJECT
 from ..questions.catalogue import PUBLIC_SETS, PublicSet
 from ..rewards import Verifier
-from ..settings import require
+from ..settings import Count, NotNegative, PositiveShare, check, require
 from ..tasks.made_questions import MadeQuestions
 from ..tasks.modular_chains import ModularChains
 from ..tasks.reasoning_gym import ReasoningGym
@@ -53,6 +52,9 @@ class SetFile:
     options: str | None = None
     note: str | None = None
 
+    def __post_init__(self) -> None:
+        check(SetFile, vars(self), "files: ")
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -77,10 +79,10 @@ class Benchmark:
     name: str
     title: str
     verifier: str
-    samples: int
-    temperature: float
-    top_p: float
-    max_tokens: int
+    samples: Count
+    temperature: NotNegative
+    top_p: PositiveShare
+    max_tokens: Count
     group: str = "other"
     public: PublicSet | None = None
     files: tuple[SetFile, ...] = ()
@@ -96,18 +98,12 @@ class Benchmark:
     departures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        n = self.samples
-        for holds, problem in (
-            (n >= 1, f"samples must be at least 1, got {n!r}"),
-            (0 <= self.temperature < math.inf, f"temperature is 0 (greedy) or above, got {self.temperature!r}"),
-            (0 < self.top_p <= 1, f"top_p must be above 0 and at most 1, got {self.top_p!r}"),
-            (self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens!r}"),
-            (
-                n == 1 or self.temperature > 0,
-                f"{n} samples at temperature 0 would all be the same; give 1 sample, or a temperature",
-            ),
-        ):
-            require(holds, f"benchmark {self.name!r}: {problem}")
+        check(Benchmark, vars(self), f"benchmark {self.name!r}: ")
+        require(
+            self.samples == 1 or self.temperature > 0,
+            f"benchmark {self.name!r}: {self.samples} samples at temperature 0 would all be the same; give 1 sample, "
+            "or a temperature",
+        )
         self.grader(5.0, 1)
 
     def instruction(self, silent: bool) -> str | None:
@@ -182,14 +178,14 @@ class Definitions:
         require(name not in self.benchmarks, f"{name} is defined already; give yours another name")
         named = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
         require(named, "a name has letters, digits, - and _ alone: a folder and metrics bear it")
-        _check(block, Benchmark, without=("name", "folder", "own", "departures", "made"), more=_TASKS)
+        _check_keys(block, Benchmark, without=("name", "folder", "own", "departures", "made"), more=_TASKS)
         public, files, tasks = block.get("public"), block.get("files", []), [task for task in _TASKS if task in block]
         if public is not None and public not in PUBLIC_SETS:
             raise ValueError(f"public = {public!r} is in no catalogue; {_nearest(public, PUBLIC_SETS)}")
         tables = isinstance(files, list) and all(isinstance(each, dict) for each in files)
         require(tables, f'files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
         for each in files:
-            _check(each, SetFile)
+            _check_keys(each, SetFile)
             fixed = each.get("convert", "columns") not in ("columns", "boxed")
             ignored = [key for key in ("question", "answer", "options") if fixed and key in each]
             require(not ignored, f"convert = {each.get('convert')!r} ignores {' and '.join(ignored)}; leave one out")
@@ -202,6 +198,8 @@ class Definitions:
             require(isinstance(table, dict), f"{task} is a table such as {{ count = 100 }}, not {table!r}")
             lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
             block["made"] = _TASKS[task](**{**table, **lists})
+        if isinstance(block.get("url"), list):
+            block["url"] = tuple(block["url"])
         if "environment" in block:
             block["environment"] = _environment(block["environment"], file.resolve().parent)
         if public and len(set(PUBLIC_SETS[public].rows)) == 1:
@@ -222,7 +220,7 @@ class Definitions:
 
 def _environment(table: Any, folder: Path) -> Environment:
     require(isinstance(table, dict), f'environment is a table such as {{ path = "agent.py" }}, not {table!r}')
-    _check(table, Environment, without=("recheck_every",))
+    _check_keys(table, Environment, without=("recheck_every",))
     path = table.get("path")
     require(bool(path), "environment needs the path of its .py file")
     beside = {"path": str(folder / path)} if (folder / path).is_file() else {}
@@ -240,18 +238,14 @@ def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
     return replace(benchmark, **changes, departures=departures)
 
 
-def _check(block: Mapping[str, Any], table: type, without: Sequence[str] = (), more: Iterable[str] = ()) -> None:
-    """Raises ValueError unless each key of a block is a field of the table, with a value of its type, and none is
-    missing. without: fields that are no keys; more: keys that are no fields"""
-    keys = {field.name: str(field.type).removesuffix(" | None") for field in fields(table) if field.name not in without}
-    keys |= dict.fromkeys(more, "table")
-    types = {"str": str, "int": int, "float": int | float}
-    for key, value in block.items():
-        if key not in keys:
-            raise ValueError(f"there is no key {key!r}; {_nearest(key, keys)}")
-        kind = types.get(keys[key], object)  # PublicSet, lists and tables are checked where they are read
-        fits = isinstance(value, kind) and (kind is object or not isinstance(value, bool))
-        require(fits, f"{key} takes {keys[key]}, got {value!r}")
+def _check_keys(block: Mapping[str, Any], table: type, without: Sequence[str] = (), more: Iterable[str] = ()) -> None:
+    """Raises ValueError unless each key of a block is a field of the table and none is missing.
+
+    without: fields that are no keys; more: keys that are no fields
+    """
+    keys = [*(field.name for field in fields(table) if field.name not in without), *more]
+    for key in block:
+        require(key in keys, f"there is no key {key!r}; {_nearest(key, keys)}")
     missing = [key for key in ("title", "verifier", "name") if key in keys and key not in block]
     require(not missing, f"{' and '.join(missing)} must be given")
 

@@ -30,16 +30,16 @@ from ..questions.question_files import place_of, read_rows
 from ..questions.reading import present, read_prompt
 from ..records import Question
 from ..settings import (
-    Bound,
     Count,
     LocalEngine,
+    Natural,
     NotNegative,
     Positive,
     Sampling,
-    at_least,
+    ShareBelowOne,
     check,
+    reference,
     require,
-    require_reference,
 )
 from ..tracking.metrics_log import MetricsLog
 
@@ -50,7 +50,6 @@ Example = tuple[Question, str]  # the response without end token
 CURVE = "supervised.jsonl"  # in the model's folder, in the form of metrics.jsonl
 log = logging.getLogger(__name__)
 FORMAT = 2  # raise it when the same settings would give another model
-_WARMUP = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
 
 
 def copy_curve(model: Path, run: Path, resumed: bool) -> None:
@@ -116,8 +115,8 @@ class SupervisedModel:
 
     MAY_CHANGE = ("cache",)
 
-    model: Any
-    examples: Any
+    model: Annotated[Any, reference("prepare", "@PretrainedModel()")]
+    examples: Annotated[Any, reference("examples", "@SupervisedFile()")]
     prompts: Prompts
     sampling: Sampling
     machine: LocalEngine
@@ -125,18 +124,14 @@ class SupervisedModel:
     batch_size: Count = 32
     learning_rate: Positive = 1e-5
     schedule: Literal["linear", "cosine"] = "cosine"
-    warmup: Annotated[float, _WARMUP] = 0.1
+    warmup: ShareBelowOne = 0.1
     weight_decay: NotNegative = 0.0
     max_grad_norm: Positive = 1.0
-    seed: Annotated[int, at_least(0)] = 0
+    seed: Natural = 0
     cache: str | None = None
 
     def __post_init__(self) -> None:
         check(SupervisedModel, vars(self))
-        require_reference("SupervisedModel.model", self.model, "prepare", "@PretrainedModel()")
-        require_reference("SupervisedModel.examples", self.examples, "examples", "@SupervisedFile()")
-        for name, kind in {"prompts": Prompts, "sampling": Sampling, "machine": LocalEngine}.items():
-            require_reference(f"SupervisedModel.{name}", getattr(self, name), kind, f"@{kind.__name__}()")
 
     def prepare(self) -> Path:
         """The folder of the finished model and its curve, which is made first unless the cache has it.

@@ -24,9 +24,9 @@ import numpy as np
 
 from .. import cache, paths
 from ..lazy import torch, transformers
-from ..settings import Bound, check, require
+from ..settings import Bound, Count, Natural, Share, check, require
 from ..tasks import modular_chains, reasoning_gym
-from ..tasks.made_questions import OPERATORS, Number, Operands, Probability, Seed
+from ..tasks.made_questions import OPERATORS, Operands
 from ..tasks.modular_chains import PRESETS, Beliefs
 from ..tasks.reasoning_gym import ReasoningGym
 from .optimiser_steps import optimiser_steps
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 PAD, END = "<pad>", "<end>"
 _IGNORED = -100  # label of a token that is not learnt
-_WIDTH = Bound("must be a positive multiple of 32", lambda value: type(value) is int and value > 0 == value % 32)
-_RATE = Bound("must be between 0 and 1", lambda value: type(value) is float and 0 < value < 1)
+_WIDTH = Bound("must be a positive multiple of 32", lambda value: value > 0 == value % 32)
+_RATE = Bound("must be between 0 and 1", lambda value: 0 < value < 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +52,12 @@ class WarmedUpModel(ABC):
 
     MAY_CHANGE = ("cache",)
 
-    steps: Number = 1600
-    batch_size: Number = 32
+    steps: Count = 1600
+    batch_size: Count = 32
     learning_rate: Annotated[float, _RATE] = 2e-3
-    seed: Seed = 0
+    seed: Natural = 0
     width: Annotated[int, _WIDTH] = 96
-    layers: Number = 3
+    layers: Count = 3
     cache: str | Path | None = None
 
     task: ClassVar[str]  # of the directory's name and the progress line
@@ -67,8 +67,6 @@ class WarmedUpModel(ABC):
 
     def __post_init__(self) -> None:
         check(type(self), vars(self))
-        sound = self.cache is None or isinstance(self.cache, str | Path)
-        require(sound, f"{type(self).__name__}.cache must be a path or None, got {self.cache!r}")
 
     def _shaping(self) -> dict[str, Any]:
         """Every setting that shapes the model."""
@@ -200,10 +198,10 @@ class ChainModel(WarmedUpModel):
     """
 
     preset: str = "normal"
-    strength: Probability | None = None
+    strength: Share | None = None
     operands: Operands = (3, 4, 5, 6, 7)
-    together: Number = 1
-    calls: Probability = 0.0
+    together: Count = 1
+    calls: Share = 0.0
 
     task: ClassVar[str] = "chain"
     vocabulary: ClassVar[tuple[str, ...]] = (PAD, END, *"0123456789", *OPERATORS, *"=;#")
@@ -246,8 +244,8 @@ class GymModel(WarmedUpModel):
 
     tasks: str | Mapping[str, float] = field(hash=False)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    count: Number = 2000
-    steps: Number = 200
+    count: Count = 2000
+    steps: Count = 200
 
     task: ClassVar[str] = "gym"
     # Space and line break, as byte-level encoding writes them, and the printable characters of ASCII.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from .. import tokenizer_file
 from ..records import Question
-from ..settings import require, require_reference
+from ..settings import check, reference, require
 from .prompts import PromptEncoder, Prompts
 from .reading import text_key, with_own_id
 from .text import normalised_answer
@@ -88,13 +88,12 @@ class LengthFilter:
     questions: the source; model: whose tokenizer counts; prompts: the template, and max_tokens
     """
 
-    questions: Any
-    model: Any
+    questions: Annotated[Any, reference("load", "@QuestionFile()")]
+    model: Annotated[Any, reference("prepare", "@PretrainedModel()")]
     prompts: Prompts
 
     def __post_init__(self) -> None:
-        require_reference("LengthFilter.questions", self.questions, "load", "@QuestionFile()")
-        require_reference("LengthFilter.model", self.model, "prepare", "@PretrainedModel()")
+        check(LengthFilter, vars(self))
 
     def load(self) -> list[Question]:
         """The questions that fit, in their order. Raises ValueError if none fits, or a prompt cannot be written."""

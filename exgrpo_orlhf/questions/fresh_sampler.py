@@ -10,12 +10,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from ..records import Question, RolloutGroup
-from ..settings import Positive, at_least, check, require
+from ..settings import Natural, Positive, check, require
 from .fresh import FreshQuestions
 
 _REST = 1e6  # above the logarithm of any weight with its noise
@@ -35,7 +35,7 @@ class FreshSampler:
 
     by: Literal["epoch", "accuracy"] = "epoch"
     floor: Positive = 0.05
-    cooldown: Annotated[int, at_least(0)] = 0
+    cooldown: Natural = 0
 
     def __post_init__(self) -> None:
         check(FreshSampler, vars(self))

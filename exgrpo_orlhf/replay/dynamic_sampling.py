@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 from ..records import CompletedGroup, MixedBatch, mean
 from ..rounding import are_equal
-from ..settings import at_least, check, require
+from ..settings import Natural, check, require
 from . import Plan, ReplayBuffer
 from .mixer import FreshSource
 
@@ -79,7 +78,7 @@ class DynamicSampling:
     Verifier.overlong_share neither: DAPO would not have it in the batch.
     """
 
-    max_rounds: Annotated[int, at_least(0)] = 0
+    max_rounds: Natural = 0
     min_reward: float | None = None
     max_reward: float | None = None
     masks: bool = False

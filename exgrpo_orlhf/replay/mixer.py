@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
 from ..rounding import less_rounding
-from ..settings import Bound, Count, Share, check, require
+from ..settings import Count, Share, ShareBelowOne, check, require
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets, as_fraction
 from .sampling import QuestionSampler
 
 Floats = npt.NDArray[np.float32]
-BELOW_ONE = Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)
 # (rewards (G, K), gradable (G, K)) → advantages (G, K), an array or a tensor
 Advantages = Callable[[npt.NDArray[np.float64], npt.NDArray[np.bool_]], Any]
 
@@ -112,7 +111,7 @@ class ReplayMixer:
         rho: Share = 0.5,
         rho_end: Share | None = None,
         rho_steps: Count | None = None,
-        start_at_accuracy: Annotated[float, BELOW_ONE] | None = 0.35,
+        start_at_accuracy: ShareBelowOne | None = 0.35,
         collect_before_start: bool = False,
         fresh_beside: int | Literal["all", "unless_solved"] | None = None,
         late_injection: Literal["newest", "selected"] | None = None,

@@ -6,7 +6,7 @@ import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -20,29 +20,17 @@ _DRAWS = 20_000  # after that many draws without a new question (about two secon
 VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
 
 
-def _integers(least: int) -> Bound:
-    return Bound(f"must be an integer of at least {least}", lambda value: type(value) is int and value >= least)
-
-
 def _levels(least: int) -> Bound:
-    def holds(levels: Any) -> bool:
-        sound = isinstance(levels, tuple) and all(type(level) is int and level >= least for level in levels)
-        return sound and 0 < len(levels) == len(set(levels))
-
+    holds = lambda levels: (
+        0 < len(levels) == len({*levels}) and all(type(level) is int and level >= least for level in levels)
+    )
     return Bound(f"must be a non-empty tuple of distinct integers of at least {least}", holds)
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 # What the fields of questions made here, and of the models that learn them, may be; `check` of settings reads it.
 Split = Literal["train", "validation"]
-Number = Annotated[int, _integers(1)]
-Seed = Annotated[int, _integers(0)]
 Operands = Annotated[tuple[int, ...], _levels(2)]
 Steps = Annotated[tuple[int, ...], _levels(1)]
-Probability = Annotated[float, Bound("must be a number from 0 to 1", _is_share)]
 
 
 def split_by_hash(prompt: str, task: bytes) -> Split:

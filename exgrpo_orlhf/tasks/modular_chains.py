@@ -23,17 +23,14 @@ from functools import cached_property, partial
 import numpy as np
 
 from ..records import Grade, Message, Question
-from ..settings import check, require
+from ..settings import Count, Natural, Share, check, require
 from .made_questions import (
     OPERATIONS,
     OPERATORS,
     SHOWN,
     VALIDATION_ONE_IN,
     MadeQuestions,
-    Number,
     Operands,
-    Probability,
-    Seed,
     Split,
     split_by_hash,
 )
@@ -110,11 +107,11 @@ class ModularChains(MadeQuestions):
         a validation question
     """
 
-    count: Number = 640
+    count: Count = 640
     operands: Operands = (3, 4, 5, 6, 7)
-    seed: Seed = 0
+    seed: Natural = 0
     split: Split = "train"
-    together: Number = 1
+    together: Count = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,10 +148,10 @@ class Beliefs:
     seed: which facts are false, and their wrong values
     """
 
-    false_share: Probability
-    strength: Probability
-    slip: Probability
-    seed: Seed = 0
+    false_share: Share
+    strength: Share
+    slip: Share
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
         check(Beliefs, vars(self))

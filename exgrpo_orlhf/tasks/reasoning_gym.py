@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..records import Question
-from ..settings import check, require
-from .made_questions import Number, Seed, Split, split_by_hash
+from ..settings import Count, Natural, check, require
+from .made_questions import Split, split_by_hash
 
 SOURCE = "reasoning_gym"
 _SIZE = 10**6  # of each of the library's sets, of which only what is asked for is made
@@ -40,8 +40,8 @@ class ReasoningGym:
 
     tasks: str | Mapping[str, float] = field(hash=False)
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    count: Number = 1000
-    seed: Seed = 0
+    count: Count = 1000
+    seed: Natural = 0
     split: Split = "train"
 
     def __post_init__(self) -> None:

@@ -19,8 +19,8 @@ from fractions import Fraction
 import numpy as np
 
 from ..records import Grade, Question
-from ..settings import require
-from .made_questions import SHOWN, MadeQuestions, Number, Seed, Split, Steps
+from ..settings import Count, Natural, require
+from .made_questions import SHOWN, MadeQuestions, Split, Steps
 from .stories import MOST_STEPS, Step, tell
 
 SOURCE = "word_problems"
@@ -101,9 +101,9 @@ class WordProblems(MadeQuestions):
         `<calc>4 * 12</calc> = 48.` (docs/episodes.md)
     """
 
-    count: Number = 2000
+    count: Count = 2000
     steps: Steps = (1, 2)
-    seed: Seed = 0
+    seed: Natural = 0
     split: Split = "train"
     calls: bool = False
 

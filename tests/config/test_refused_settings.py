@@ -35,7 +35,7 @@ NEEDED = {
 PAIRS = [(0.75, 0.25), (0.5, 0.5), (0.0, 0.5), (0.5, 1.0), (-0.1, 0.5), (0.5,), (0.2, 0.5, 0.8), (NAN, 0.5)]
 MADE_QUESTIONS = [
     (dict(count=0), r"count .* at least 1, got 0"),
-    (dict(count=2.0), r"count .* integer .* got 2\.0"),
+    (dict(count=2.0), r"count takes int, got 2\.0"),
     (dict(count=True), r"count .* got True"),
     (dict(seed=-1), r"seed .* at least 0, got -1"),
     (dict(split="test"), r"split .* 'train', 'validation'; got 'test'"),
@@ -139,7 +139,8 @@ REFUSED = {
         (dict(workers=-1), "workers"),
         (dict(max_failed_share=2.0), "max_failed_share"),
         (dict(format="xml"), "format"),
-        *((dict(success_at=value), "success_at must be a finite number") for value in (NAN, INF, "1", None)),
+        *((dict(success_at=value), "success_at must be a finite number") for value in (NAN, INF)),
+        *((dict(success_at=value), "success_at takes float, got ") for value in ("1", None, True)),
         *(
             (dict(kind="http", url=url), r"url \(an address, or a tuple of several\) must be set")
             for url in ("localhost:5000", "", ("http://a/b", 3), ("ftp://a/b",), None)
@@ -150,7 +151,7 @@ REFUSED = {
         (dict(path="game"), "path must be the name of a .py file"),
         (dict(reward="both"), "reward must be one of 'environment', 'verifier'"),
         (dict(max_turns=0), "max_turns must be at least 1"),
-        (dict(stop="</call>"), "stop must be a tuple of texts"),
+        (dict(stop="</call>"), r"stop takes tuple\[str, \.\.\.\], got '</call>'"),
         (dict(stop=("",)), "stop must be a tuple of texts, none of them empty"),
         (dict(timeout=INF), "timeout must be positive and finite"),
         (dict(memory=32), "memory must be at least 64"),
@@ -167,20 +168,22 @@ REFUSED = {
         (dict(operands=()), r"operands .* got \(\)"),
         (dict(operands=(1, 3)), r"operands .* at least 2.* got \(1, 3\)"),
         (dict(operands=(3, 3)), r"operands .* distinct .* got \(3, 3\)"),
-        (dict(operands=[3, 4]), r"operands .* tuple .* got \[3, 4\]"),
+        (dict(operands=[3, 4]), r"operands takes tuple\[int, \.\.\.\], got \[3, 4\]"),
         (dict(operands=3), "operands .* got 3"),
-        (dict(together=0), "together must be an integer of at least 1, got 0"),
+        (dict(together=0), "together must be at least 1, got 0"),
         (dict(count=136, operands=(2,)), "count .* at most 135 distinct train .* got 136"),
         (dict(count=16, operands=(2,), split="validation"), "count .* at most 15 distinct validation"),
     ],
     Beliefs: [
-        ({name: value}, f"{name} must be a number from 0 to 1, got ")
+        ({name: value}, f"{name} {message}, got ")
         for name in ("false_share", "strength", "slip")
-        for value in (-0.1, 1.1, NAN, "0.5", None, True)
+        for message, values in ((r"must lie in \[0, 1\]", (-0.1, 1.1, NAN)), ("takes float", ("0.5", None, True)))
+        for value in values
     ],
     WordProblems: [
         *MADE_QUESTIONS,
-        *((dict(steps=steps), LEVELS) for steps in ((0,), (), (2, 2), [1], 2)),
+        *((dict(steps=steps), LEVELS) for steps in ((0,), (), (2, 2), (1.0,))),
+        *((dict(steps=steps), r"steps takes tuple\[int, \.\.\.\], got ") for steps in ([1], 2)),
         (dict(steps=(1, 5)), r"steps must be at most 4, got \(1, 5\)"),
         (
             dict(count=100_001, steps=(1,)),
@@ -188,19 +191,19 @@ REFUSED = {
         ),
     ],
     ChainModel: [
-        (dict(steps=0), r"steps must be an integer of at least 1, got 0$"),
+        (dict(steps=0), r"steps must be at least 1, got 0$"),
         (dict(batch_size=1.5), r"batch_size .* got 1\.5$"),
         (dict(learning_rate=0.0), r"learning_rate must be between 0 and 1, got 0\.0$"),
         (dict(seed=-1), r"seed .* at least 0, got -1$"),
         (dict(width=100), r"width must be a positive multiple of 32, got 100$"),
         (dict(layers=0), r"layers .* got 0$"),
-        (dict(cache=3), r"cache must be a path or None, got 3$"),
+        (dict(cache=3), r"cache takes str \| Path \| None, got 3$"),
         (dict(operands=(1,)), r"operands .* at least 2.* got \(1,\)$"),
         (dict(preset="strong"), "preset must be one of normal, weak, slips, got 'strong'$"),
-        (dict(strength=1.5), r"strength must be a number from 0 to 1, or None; got 1\.5$"),
+        (dict(strength=1.5), r"strength must lie in \[0, 1\], or None; got 1\.5$"),
         (dict(operands=(33,)), r"operands .* at most 32, got \(33,\)$"),
         (dict(operands=(11,), together=3), r"operands .* at most 10, got \(11,\)$"),
-        (dict(together=0), "together must be an integer of at least 1, got 0$"),
+        (dict(together=0), "together must be at least 1, got 0$"),
     ],
     GymModel: [
         (dict(tasks={}), r"tasks must be a task's name or positive weights by name, got \{\}$"),

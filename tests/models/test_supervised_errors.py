@@ -101,9 +101,9 @@ def test_a_learning_rate_that_blows_up_is_said(raw_model, tmp_path):
         ("examples", None, r"must be a reference such as @SupervisedFile\(\), got None"),
         ("examples", "examples.jsonl", r"must be a reference such as @SupervisedFile\(\), got 'examples.jsonl'"),
         ("model", "foo/bar", r"must be a reference such as @PretrainedModel\(\), got 'foo/bar'"),
-        ("prompts", Verifier(), r"must be a reference such as @Prompts\(\), got Verifier\("),
-        ("sampling", Prompts(), r"must be a reference such as @Sampling\(\), got Prompts\("),
-        ("machine", "cpu", r"must be a reference such as @LocalEngine\(\), got 'cpu'"),
+        ("prompts", Verifier(), r"takes Prompts, got Verifier\("),
+        ("sampling", Prompts(), r"takes Sampling, got Prompts\("),
+        ("machine", "cpu", r"takes LocalEngine, got 'cpu'"),
     ],
 )
 def test_a_setting_out_of_range_is_named(raw_model, tmp_path, field, value, message):
