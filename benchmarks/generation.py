@@ -25,7 +25,7 @@ from command_line import finish, make_parser
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from exgrpo_orlhf.engines.local import products
+from exgrpo_orlhf.objective import products
 from exgrpo_orlhf.sampling import batch, generation
 from exgrpo_orlhf.sampling.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.tasks.word_problems import WordProblems

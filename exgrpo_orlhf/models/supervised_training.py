@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from ..engines.local.forward import PolicyForward
 from ..engines.local.placement import Recomputing, dtype_of
-from ..engines.local.products import large_layers
 from ..engines.rows import ForwardRow
 from ..engines.schedule import rate_share
+from ..objective.products import large_layers
 from .optimiser_steps import optimiser_steps
 
 

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ...objective.products import use_onednn
 from ...weights import WeightsError
 from ..model import too_few_positions
-from .products import use_onednn
 
 
 def device_of(name: str, setting: str = "LocalEngine.device") -> torch.device:

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from exgrpo_orlhf.engines.local.placement import load
-from exgrpo_orlhf.engines.local.products import _Linear, use_onednn
 from exgrpo_orlhf.objective import products
+from exgrpo_orlhf.objective.products import _Linear, use_onednn
 
 
 @pytest.fixture
