@@ -66,9 +66,8 @@ def connect(uri: str, create: bool = True) -> MlflowClient:
     if "sql" in uri.partition("://")[0]:
         from mlflow.store.db import utils
 
-        utils.MAX_RETRY_COUNT = (
-            1  # in MLflow 3.17 it is 10: for 101 s it would try to open a database that is not there
-        )
+        # In MLflow 3.17 it is 10: opening a database that is not there would be tried for 101 s.
+        utils.MAX_RETRY_COUNT = 1
     if create:
         create_sqlite(uri)
     return MlflowClient(tracking_uri=uri)

@@ -412,10 +412,10 @@ def test_a_server_that_never_answers_costs_one_timeout_a_checkpoint(tmp_path, sq
     assert history(sqlite, later.run_id) == once_each(range(200))
 
 
-def test_a_database_that_is_not_there_costs_no_retries(tmp_path, caplog):
-    (tmp_path / "mlflow.db").write_bytes(b"no database" * 100)
+def test_a_database_that_cannot_be_opened_costs_no_retries(tmp_path, caplog):
+    (tmp_path / "mlflow.db").mkdir()
     sender = tracker(MetricsLog(tmp_path / "metrics.jsonl"), f"sqlite:///{tmp_path}/mlflow.db")
     before = time.monotonic()
     sender.catch_up()
-    assert time.monotonic() - before < 15  # seconds; MLflow itself would try for 101
-    assert "file is not a database" in warnings(caplog)[-1]
+    assert time.monotonic() - before < 30  # seconds; MLflow itself would try for 101
+    assert "unable to open database file" in warnings(caplog)[-1]
