@@ -14,7 +14,7 @@ from exgrpo_orlhf.engines.engine import Engine
 from exgrpo_orlhf.environments import playing
 from exgrpo_orlhf.evaluation import responses
 from exgrpo_orlhf.evaluation.responses import Response
-from exgrpo_orlhf.explore.run_page import _decoder
+from exgrpo_orlhf.explore.run_page import decoder
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts, opens_thought
 from exgrpo_orlhf.questions.special_tokens import response_text
 from exgrpo_orlhf.records import Question
@@ -104,7 +104,7 @@ def test_tags_that_are_special_tokens_are_seen_and_end_and_padding_are_not(tmp_p
     assert len(ids) == 4 + 3 + 1 + 3
     tokenizer.save_pretrained(tmp_path)
     response = Response.of(Request((), 0, 1, 1.0), rollout("wrong", ids), tokenizer)
-    assert text == response.text == response.written.text == _decoder(tmp_path)(ids)
+    assert text == response.text == response.written.text == decoder(tmp_path)(ids)
     assert Verifier("exact", format="think_answer").grade(Question.make("t", "", text), response.text).correct
     plain = byte_tokenizer()
     assert response_text(plain, ids[:-5]) == plain.decode(ids[:-5].tolist(), skip_special_tokens=True)
