@@ -54,7 +54,6 @@ LONG = (
     "test_benchmarks.py::test_the_small_size_runs_to_its_end[lora]",
     "test_benchmarks.py::test_every_section_of_the_gpus_benchmark_is_built_at_full_size_too",
     "test_ablate.py::test_a_failed_run_and_an_outage_stop_nothing",
-    "test_ablate.py::test_ctrl_c_lets_the_running_ones_finish",
     "test_doctor.py::test_planted_faults_are_named",
     "test_explore.py::test_a_hundred_thousand_questions",
     "test_openrlhf_lora.py::test_with_zero_3_on_two_ranks",
