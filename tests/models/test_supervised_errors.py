@@ -143,5 +143,7 @@ def test_the_doctor_finds_the_pretrained_model_below_two_starts(raw_model):
 
 @pytest.mark.parametrize("setting", ["questions", "model", "validation"])
 def test_work_takes_references_not_paths(setting):
-    with pytest.raises(config.ConfigError, match=rf"Work\.{setting} must be a reference such as @.*, got 'foo/bar'"):
+    with pytest.raises(
+        config.ConfigError, match=rf"Work\.{setting} must be a reference such as @.*(,|, or None;) got 'foo/bar'"
+    ):
         config.load(["toy.gin"], [f"Work.{setting} = 'foo/bar'"])
