@@ -112,7 +112,7 @@ def test_the_toy_stands_in_only_where_nothing_binds_a_model_or_questions(tmp_pat
 
 
 def test_a_run_without_questions_is_refused():
-    with pytest.raises(config.ConfigError, match=r"^Work\.questions must be"):
+    with pytest.raises(config.ConfigError, match=r"^--set 'Work.questions = None': Work\.questions must be"):
         config.load(["toy.gin"], ["Work.questions = None"])
 
 
