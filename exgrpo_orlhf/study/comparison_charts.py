@@ -127,14 +127,16 @@ def _rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), names, color=PALETTE["ink"], fontsize=10)
 
 
-def _finals(axes: Axes, comparison: Comparison, names: Sequence[str]) -> None:
+def _finals(axes: Axes, comparison: Comparison, names: Sequence[str], order: Sequence[str] = ()) -> None:
+    """names: as they are written; order: of the variants' own names, as `_curves` has it"""
     variants = comparison.variants
     means = [variant.mean("final") for variant in variants]
     bounds = [bound for mean in means if mean for bound in mean.bounds or ()]
     axes.set(xlim=_limits([*bounds, *(value for variant in variants for value in variant.values["final"])]))
     _rows(axes, names)
     for i, (variant, mean) in enumerate(zip(variants, means, strict=True)):
-        name, paint = colour(i), PALETTE[colour(i)]
+        name = colour(order.index(variant.name) if order else i)
+        paint = PALETTE[name]
         if mean and mean.bounds:
             low, high = mean.bounds
             axes.barh(i, high - low, 0.6, low, color=paint, alpha=0.16, gid=f"spread-{name}")
@@ -168,19 +170,26 @@ def differences(comparison: Comparison) -> Chart:
 
 def picture(comparisons: Sequence[Comparison]) -> bytes:
     """A PNG: a row for each metric, with its curves against the three axes and the last values by seed."""
-    most = max(len(comparison.variants) for comparison in comparisons)
+    # A variant that lacks a metric, such as one of replay, must not lend its colour to the next one.
+    order = list(dict.fromkeys(variant.name for comparison in comparisons for variant in comparison.variants))
+    most = len(order)
     height = 72 * (max(4.2, 0.24 * most) * len(comparisons) + 0.3 * math.ceil(most / 6))
     with drawing(1296, height) as figure:
         grid = figure.subplots(len(comparisons), 4, squeeze=False)
         for (*panels, last), comparison in zip(grid, comparisons, strict=True):
             for axes, axis in zip(panels, AXES, strict=True):
-                _curves(axes, comparison, axis)
+                _curves(axes, comparison, axis, order)
                 axes.set_title(f"against {NAMES[axis]}")
             panels[0].set_ylabel(comparison.metric)
-            _finals(last, comparison, [wrapped(variant.name, 24) for variant in comparison.variants])
+            _finals(last, comparison, [wrapped(variant.name, 24) for variant in comparison.variants], order)
             last.set_title("at the end, by seed")
-        handles, labels = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(6, most))
+        lines = {label: line for row in grid for line, label in zip(*row[0].get_legend_handles_labels(), strict=True)}
+        figure.legend(
+            [lines[name] for name in order if name in lines],
+            [n for n in order if n in lines],
+            loc="outside lower center",
+            ncols=min(6, most),
+        )
         return png(figure)
 
 
