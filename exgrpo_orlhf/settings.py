@@ -329,7 +329,8 @@ class Tracking:
     caller's default; enabled: off leaves metrics.jsonl alone; system_metrics: MLflow's own measurements of the
     machine on which the training loop runs (CPU, memory, disk, network, GPUs), every 10 s."""
 
-    MAY_CHANGE = ("experiment", "uri", "enabled", "system_metrics")
+    # flush_seconds: of runs before it was removed, so that compare does not take them for another variant
+    MAY_CHANGE = ("experiment", "uri", "enabled", "system_metrics", "flush_seconds")
 
     experiment: str = "exgrpo"
     uri: str | None = None
