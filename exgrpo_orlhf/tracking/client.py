@@ -151,12 +151,13 @@ def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -
 
     folders: of the runs. An outage of MLflow causes one warning.
     """
-    uri = address(settings, default_uri)
-    database = sqlite_file(uri)
     files = [file for folder in folders if (file := folder / "metrics.id").exists() and not in_use(folder)]
-    if not settings.enabled or not files or (database and not database.is_file()):
+    if not settings.enabled or not files:
         return
     try:
+        uri = address(settings, default_uri)
+        if (database := sqlite_file(uri)) and not database.is_file():
+            return
         client = connect(uri, create=False)
         experiment = experiment_id(client, uri, settings.experiment)
         for file in files:
