@@ -44,9 +44,8 @@ def main() -> int:
 
 
 def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
-    from exgrpo_orlhf import checkpoints, config
+    from exgrpo_orlhf import config
     from exgrpo_orlhf.explore import measures
-    from exgrpo_orlhf.explore.run_page import decoder
 
     if arguments.what == "cost":
         return measures.cost({str(run): run for run in arguments.run})
@@ -56,12 +55,11 @@ def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
     experiment = config.load([run / "config.gin"])
     if arguments.what == "kept":
         return measures.kept(run, experiment.dynamic_sampling, experiment.optimizer.steps_per_batch)
-    saved = checkpoints.find(run)
-    decode = decoder(max(saved.items())[1]) if saved else None
-    found = measures.responses(run, experiment.questions.load(), decode)
-    if arguments.what != "judge":
-        of_code = arguments.what == "code"
-        return measures.code(found) if of_code else measures.entropy(found, experiment.mixer.buckets)
+    found = measures.responses(run, experiment.questions.load())
+    if arguments.what == "code":
+        return measures.code(found)
+    if arguments.what == "entropy":
+        return measures.entropy(found, experiment.mixer.buckets)
     if not (arguments.base_url and arguments.model and arguments.prompt):
         raise ValueError("judge needs --base-url, --model and --prompt")
     from exgrpo_orlhf.sampling.server import ServerSampler

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -24,12 +24,13 @@ from .. import checkpoints
 from ..json_lines import JsonLines
 from ..questions.text import with_roles
 from ..records import Question
-from ..replay import DifficultyBuckets, ReplayBuffer, RetirementPolicy, snapshot
+from ..replay import DifficultyBuckets
 from ..replay.difficulty import LEVELS
 from ..replay.dynamic_sampling import DynamicSampling
 from ..sampling import Request, Sampler
 from ..tracking.decisions import ID, DecisionLog
 from ..tracking.metrics_log import MetricsLog
+from .run_page import buffer_of, decoder
 
 Table = list[dict[str, Any]]
 CODE = "```"  # opens or closes a block of code
@@ -46,13 +47,12 @@ class Response:
     key: names it within the run; step: when it was sampled
     accuracy: of its question's group in that step; of a stored one, the question's latest
     entropy: mean token entropy, nats; of a stored one the mean of −log π_past, whose expectation that is
-    whole: whether `text` is all of it
+    prompt: empty where the question is not known; whole: whether `text` is all of it
     """
 
     kind: str
     key: str
     step: int
-    question: str
     prompt: str
     answer: str
     text: str
@@ -67,12 +67,10 @@ class Response:
         return CODE in self.text
 
 
-def responses(
-    run: Path, questions: Iterable[Question], decode: Callable[[npt.NDArray[np.int32]], str] | None
-) -> list[Response]:
+def responses(run: Path, questions: Iterable[Question]) -> list[Response]:
     """Those of rollouts.jsonl, and those stored in the newest checkpoint where there is one.
 
-    questions: the run's, for the prompts of stored ones; decode: the text of a stored response, None without checkpoint
+    questions: the run's, for the prompts of stored ones
     Raises ValueError for a folder without logs, and SnapshotError for a damaged buffer.
     """
     logs = DecisionLog(run)
@@ -83,53 +81,57 @@ def responses(
         table = row["questions"]
         columns = (table.get(name, ()) for name in ("id", "correct", "graded"))
         accuracies |= {(row["step"], q): Fraction(right, of) for q, right, of in zip(*columns, strict=True) if of}
-    found = []
-    for row in logs.rollouts.rows():
-        for group in row["questions"]:
-            accuracy = accuracies.get((row["step"], group["id"]))
-            found += [
-                Response(
-                    kind="fresh",
-                    key=f"{row['step']}/{group['id']}/{i}",
-                    step=row["step"],
-                    question=group["id"],
-                    prompt=group["prompt"],
-                    answer=group["answer"],
-                    text="".join(one["text"]),
-                    accuracy=accuracy,
-                    entropy=one["entropy"],
-                    correct=one["verdict"] == "correct",
-                    sound=one["sound"],
-                    whole=not one["left_out"],
-                )
-                for i, one in enumerate(group["responses"])
-                if one["kind"] == "fresh" and accuracy is not None
-            ]
-    return found + (_stored(run, {question.id: question for question in questions}, decode) if decode else [])
+    fresh = [
+        Response(
+            kind="fresh",
+            key=f"{row['step']}/{group['id']}/{i}",
+            step=row["step"],
+            prompt=group["prompt"],
+            answer=group["answer"],
+            text="".join(logged["text"]),
+            accuracy=accuracies[row["step"], group["id"]],
+            entropy=logged["entropy"],
+            correct=logged["verdict"] == "correct",
+            sound=logged["sound"],
+            whole=not logged["left_out"],
+        )
+        for row in logs.rollouts.rows()
+        for group in row["questions"]
+        for i, logged in enumerate(group["responses"])
+        if logged["kind"] == "fresh" and (row["step"], group["id"]) in accuracies
+    ]
+    saved = checkpoints.find(run)
+    return fresh + (_stored(max(saved.items())[1], {question.id: question for question in questions}) if saved else [])
 
 
-def _stored(
-    run: Path, questions: Mapping[str, Question], decode: Callable[[npt.NDArray[np.int32]], str]
-) -> list[Response]:
-    folder = max(checkpoints.find(run).items())[1] / "replay"
-    buffer = ReplayBuffer(RetirementPolicy())
-    snapshot.load(folder, buffer, snapshot.fingerprint(folder))
-    found = []
-    for question_id, record in buffer.records.items():
+def _stored(checkpoint: Path, questions: Mapping[str, Question]) -> list[Response]:
+    decode, found = decoder(checkpoint), []
+    for question_id, record in buffer_of(checkpoint).records.items():
         question = questions.get(question_id)
-        asked = ("", "") if question is None else (with_roles(question.prompt), question.answer_text)
-        for one in record.stored:
-            surprisal = -float(one.trajectory.behaviour_logprobs.mean(dtype=np.float64))
-            about = (one.trajectory.step, question_id[:ID], *asked, decode(one.trajectory.token_ids), record.accuracy)
-            found.append(Response("stored", one.key.hex()[:ID], *about, surprisal, True, one.trajectory.sound, True))
+        for trajectory, key, _ in record.stored:
+            found.append(
+                Response(
+                    kind="stored",
+                    key=key.hex()[:ID],
+                    step=trajectory.step,
+                    prompt="" if question is None else with_roles(question.prompt),
+                    answer="" if question is None else question.answer_text,
+                    text=decode(trajectory.token_ids),
+                    accuracy=record.accuracy,
+                    entropy=-float(trajectory.behaviour_logprobs.mean(dtype=np.float64)),
+                    correct=True,
+                    sound=trajectory.sound,
+                    whole=True,
+                )
+            )
     return found
 
 
 def cost(runs: Mapping[str, Path]) -> Table:
     """Table 8 of each run: seconds of a step, what replay adds to them, and what it stores. runs: by name
 
-    `of other`: the mean step by that of the last run. Steps of evaluation and of the first step's start-up count as
-    `time/step` has them. Raises ValueError for a folder without metrics.
+    `of other`: the mean step by that of the last run. A step's seconds are those of training, without evaluation.
+    Raises ValueError for a folder without metrics.
     """
     table: Table = []
     for name, run in runs.items():
@@ -162,11 +164,11 @@ def cost(runs: Mapping[str, Path]) -> Table:
 def entropy(found: Sequence[Response], buckets: DifficultyBuckets) -> Table:
     """Entropy of correct responses by the level of their question, of all, of sound ones and of lucky guesses."""
     cells: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for one in found:
-        if one.correct:
-            names = {None: ("all",), True: ("all", "sound"), False: ("all", "lucky")}[one.sound]
+    for response in found:
+        if response.correct:
+            names = {None: ("all",), True: ("all", "sound"), False: ("all", "lucky")}[response.sound]
             for name in names:
-                cells[one.kind, buckets.level(one.accuracy), name].append(one.entropy)
+                cells[response.kind, buckets.level(response.accuracy), name].append(response.entropy)
     return [
         {"kind": kind, "level": level, "reasoning": name, "responses": len(values), **_spread("entropy", values)}
         for (kind, level, name), values in sorted(cells.items(), key=lambda cell: _order(cell[0]))
@@ -175,12 +177,12 @@ def entropy(found: Sequence[Response], buckets: DifficultyBuckets) -> Table:
 
 def code(found: Sequence[Response], parts: int = 10) -> Table:
     """Share of responses with a block of code, by the step in which they were sampled, in `parts` equal parts."""
-    last = max(one.step for one in found)
+    last = max(response.step for response in found)
     width = -(-last // parts)
     cells: dict[tuple[int, str], list[bool]] = defaultdict(list)
-    for one in found:
-        if one.correct and (one.whole or one.has_code):
-            cells[max(one.step - 1, 0) // width, one.kind].append(one.has_code)
+    for response in found:
+        if response.correct and (response.whole or response.has_code):
+            cells[max(response.step - 1, 0) // width, response.kind].append(response.has_code)
     return [
         {
             "steps": f"{part * width + 1} to {min((part + 1) * width, last)}",
@@ -228,12 +230,12 @@ def judge(
     judged, digest = JsonLines(run / JUDGED), _digest(model, prompt)
     judged.cut(len(judged.keys))  # without the torn line of a killed process
     done = {row["key"] for row in judged.read() if row["prompt"] == digest}
-    asked = [one for one in found if one.correct and one.whole and one.prompt and one.key not in done]
+    asked = [r for r in found if r.correct and r.whole and r.prompt and r.key not in done]
     requests = []
-    for one in asked:
-        values = {"{question}": one.prompt, "{answer}": one.answer, "{response}": one.text}
+    for response in asked:
+        values = {"{question}": response.prompt, "{answer}": response.answer, "{response}": response.text}
         text = "".join(values.get(part, part) for part in re.split(r"(\{\w+\})", prompt))
-        requests.append(Request((), messages=(("user", text),), key=(one.key,), **sampling))
+        requests.append(Request((), messages=(("user", text),), key=(response.key,), **sampling))
     log.info("%d responses to judge, %d are judged already", len(asked), len(done))
     for portion in sampler.sample(requests):
         for i, (said,) in portion:
@@ -254,12 +256,12 @@ def verdicts(
         row["key"]: either.findall(row["said"]) for row in JsonLines(run / JUDGED).read() if row["prompt"] == digest
     }
     cells: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in found:
-        if one.key in said:
-            verdict = said[one.key][-1].lower() if said[one.key] else "unclear"
+    for response in found:
+        if response.key in said:
+            verdict = said[response.key][-1].lower() if said[response.key] else "unclear"
             name = {words[0].lower(): "valid", words[1].lower(): "invalid"}.get(verdict, verdict)
-            where = one.kind, buckets.level(one.accuracy), "with code" if one.has_code else "without"
-            cells[where][name].append(one.entropy)
+            where = response.kind, buckets.level(response.accuracy), "with code" if response.has_code else "without"
+            cells[where][name].append(response.entropy)
     table = []
     for (kind, level, with_code), by_verdict in sorted(cells.items(), key=lambda cell: _order(cell[0])):
         valid, invalid = by_verdict["valid"], by_verdict["invalid"]

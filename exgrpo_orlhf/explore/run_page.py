@@ -74,9 +74,15 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
         missing = "The run has no checkpoint yet: what is stored is not shown."
         return page(read(run, None, None, questions, lambda ids: ""), run_name(run.resolve()), [*notes, missing])
     step, folder = max(saved.items())
+    history = read(run, buffer_of(folder), step, questions, decoder(folder))
+    return page(history, run_name(run.resolve()), notes)
+
+
+def buffer_of(checkpoint: Path) -> ReplayBuffer:
+    """What a checkpoint has stored. Raises SnapshotError for a damaged one."""
     buffer = ReplayBuffer(RetirementPolicy())
-    snapshot.load(folder / "replay", buffer, snapshot.fingerprint(folder / "replay"))
-    return page(read(run, buffer, step, questions, decoder(folder)), run_name(run.resolve()), notes)
+    snapshot.load(checkpoint / "replay", buffer, snapshot.fingerprint(checkpoint / "replay"))
+    return buffer
 
 
 def decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:

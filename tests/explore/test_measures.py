@@ -36,8 +36,8 @@ def measured(run_script, *words: object) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def found(run: Path, decode=lambda ids: "text") -> list[measures.Response]:
-    return measures.responses(run, config.load([run / "config.gin"]).questions.load(), decode)
+def found(run: Path) -> list[measures.Response]:
+    return measures.responses(run, config.load([run / "config.gin"]).questions.load())
 
 
 def test_the_cost_of_a_step_is_that_of_the_metrics(run, tmp_path, run_script):
@@ -81,9 +81,11 @@ def test_entropy_is_that_of_the_logged_correct_responses_by_the_level_of_their_g
     assert sum(row["responses"] for row in lucky) == sum(one.sound is False for one in stored)
 
 
-def test_blocks_of_code_are_counted_where_they_are(run, run_script):
+def test_blocks_of_code_are_counted_where_they_are(run, run_script, monkeypatch):
     texts = iter(["a ```python\n1``` b", *["none"] * 10_000])
-    table = measures.code(found(run, lambda ids: next(texts)), parts=3)
+    monkeypatch.setattr(measures, "decoder", lambda checkpoint: lambda ids: next(texts))
+    table = measures.code(found(run), parts=3)
+    monkeypatch.undo()
     stored = [row for row in table if row["kind"] == "stored"]
     assert sum(round(row["with code"] * row["responses"]) for row in stored) == 1
     assert all(row["with code"] == 0 for row in table if row["kind"] == "fresh")
