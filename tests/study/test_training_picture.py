@@ -7,6 +7,8 @@ from itertools import pairwise
 import pytest
 
 from exgrpo_orlhf.study import comparison_charts
+from exgrpo_orlhf.study.comparison import compare
+from exgrpo_orlhf.study.curve import logged_curve
 
 
 @pytest.mark.parametrize(("steps", "tokens"), [(3, 900), (60, 11_000), (20_000, 15), (20_000, 7_000_000)])  # of a step
@@ -36,3 +38,25 @@ def test_a_run_has_its_colour_in_every_panel_though_another_lacks_a_metric(monke
     accuracy, *_, retired = figures[0].axes
     colours = {line.get_label(): line.get_color() for line in accuracy.lines}
     assert [line.get_color() for line in retired.lines] == [colours["b"]] != [colours["a"]]
+
+
+def test_in_a_picture_of_several_metrics_too_and_the_legend_names_all_runs(monkeypatch):
+    figures = []
+    png = comparison_charts.png
+    monkeypatch.setattr(comparison_charts, "png", lambda figure: figures.append(figure) or png(figure))
+    metrics = ("replay/retired", "reward/mean")  # the baseline, which is first, lacks the first row's
+    rows = [{"step": step, "reward/mean": 0.1 * step, "time/step": 1.0} for step in range(3)]
+    runs = {"a": rows, "b": [{**row, "replay/retired": 2 * row["step"]} for row in rows]}
+    of_metric = [
+        [logged_curve(name, 0, of_run, metric) for name, of_run in runs.items() if metric in of_run[-1]]
+        for metric in metrics
+    ]
+    comparison_charts.picture(
+        [compare(metric, curves, None) for metric, curves in zip(metrics, of_metric, strict=True)]
+    )
+    retired, reward = figures[0].axes[0], figures[0].axes[4]
+    colours = {line.get_label(): line.get_color() for line in reward.lines}
+    assert [line.get_color() for line in retired.lines] == [colours["b"]] != [colours["a"]]
+    last_of_retired = figures[0].axes[3]
+    assert {line.get_color() for line in last_of_retired.lines} == {colours["b"]}
+    assert {text.get_text() for text in figures[0].legends[0].get_texts()} == {"a", "b"}
