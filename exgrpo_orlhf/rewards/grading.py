@@ -62,9 +62,11 @@ def as_in_other_readers(value: Any) -> Any:
     return float(value) if isinstance(value, float) else value
 
 
-def fits_format(name: str | None, written: Written) -> bool:
-    """name: as `Verifier.format`"""
-    return name is None or bool(FORMATS[name](written.text))
+def in_format(grade: Grade, name: str | None, written: Written) -> Grade:
+    """The grade, with a reward of 0 for a response that lacks the format. name: as `Verifier.format`"""
+    if grade.reward is None or name is None or FORMATS[name](written.text):
+        return grade
+    return replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
 
 
 class Graders(Protocol):
@@ -72,9 +74,6 @@ class Graders(Protocol):
 
     @property
     def kind(self) -> str: ...
-
-    @property
-    def format(self) -> str | None: ...
 
     def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = ...) -> Answer: ...
 
@@ -85,13 +84,7 @@ class Answers:
     """Answers that are graded together, added in one call or in several. The same answer to the same question is graded
     once."""
 
-    def __init__(
-        self,
-        verifier: Graders,
-        pairs: Sequence[tuple[Question, Written | str]] = (),
-        progress: tuple[int, int] = (0, 0),
-        may_abstain: bool = False,
-    ) -> None:
+    def __init__(self, verifier: Graders, progress: tuple[int, int], may_abstain: bool) -> None:
         """may_abstain: whether a function that gives no reward is one of several, and needs no warning"""
         self.verifier, self.progress, self.may_abstain = verifier, progress, may_abstain
         self.pairs: list[tuple[Question, Written]] = []
@@ -100,35 +93,35 @@ class Answers:
         self.sent: dict[bytes, tuple[Answer, Future[Grade]]] = {}
         self.unsent: dict[bytes, Answer] = {}  # of a function that gets the whole batch
         self.pool: Pool | RewardServer | None = None
-        by_question = groupby(pairs, lambda pair: pair[0].id if verifier.kind in OWN_GRADERS else None)
-        for _, same in by_question:
-            self.add([*same])
 
     def add(self, pairs: Sequence[tuple[Question, Written | str]]) -> None:
-        """To a user's own grader those to one question. Raises GradingError if grading has failed already."""
-        verifier = self.verifier
-        for question, response in pairs:
-            written = response if isinstance(response, Written) else Written(response)
-            text: str | None = written.text
-            if written.in_thought and verifier.kind not in OWN_GRADERS:
-                _, *behind = _THOUGHT_END.split(written.text, maxsplit=1)
-                text = behind[0] if behind else None
-            self.pairs.append((question, written))
-            self.texts.append(text)
-            if verifier.kind in HERE:
-                continue
-            if text is None:
-                self.keys.append(_UNFINISHED)
-                continue
-            answer = verifier.as_answer(question, written._replace(text=text), self.progress)
-            self.keys.append(key := self._key(answer))
-            if key not in self.sent:
-                self.unsent[key] = answer
-        if self.unsent:
-            self.pool = self.pool or verifier.graders()
-            calls = self.pool.calls if verifier.kind in OWN_GRADERS else "response"
-            if calls != "batch":
-                self._send(together=calls == "group")
+        """Raises GradingError if grading has failed already."""
+        verifier, own = self.verifier, self.verifier.kind in OWN_GRADERS
+        for _, same in groupby(pairs, lambda pair: pair[0].id if own else None):  # those to one question together
+            for question, response in same:
+                self._add_one(question, response if isinstance(response, Written) else Written(response))
+            if self.unsent:
+                self.pool = self.pool or verifier.graders()
+                calls = self.pool.calls if own else "response"
+                if calls != "batch":
+                    self._send(together=calls == "group")
+
+    def _add_one(self, question: Question, written: Written) -> None:
+        text: str | None = written.text
+        if written.in_thought and self.verifier.kind not in OWN_GRADERS:
+            _, *behind = _THOUGHT_END.split(written.text, maxsplit=1)
+            text = behind[0] if behind else None
+        self.pairs.append((question, written))
+        self.texts.append(text)
+        if self.verifier.kind in HERE:
+            return
+        if text is None:
+            self.keys.append(_UNFINISHED)
+            return
+        answer = self.verifier.as_answer(question, written._replace(text=text), self.progress)
+        self.keys.append(key := self._key(answer))
+        if key not in self.sent:
+            self.unsent[key] = answer
 
     def _send(self, together: bool) -> None:
         assert self.pool is not None
@@ -139,19 +132,12 @@ class Answers:
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
         if here := HERE.get(self.verifier.kind):
-            grades = [
+            return [
                 _NO_ANSWER if response is None else here(replace(one, answer=one.answer_text), response)
                 for (one, _), response in zip(self.pairs, self.texts, strict=True)
             ]
-        else:
-            by_key = {**self._graded(), _UNFINISHED: _NO_ANSWER}
-            grades = [by_key[key] for key in self.keys]
-        return [
-            grade
-            if grade.reward is None or fits_format(self.verifier.format, written)
-            else replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
-            for grade, (_, written) in zip(grades, self.pairs, strict=True)
-        ]
+        by_key = {**self._graded(), _UNFINISHED: _NO_ANSWER}
+        return [by_key[key] for key in self.keys]
 
     def _graded(self) -> dict[bytes, Grade]:
         """What was sent. A text that could not be graded gets a second try in twice the time, and is wrong after that

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +13,10 @@ from ..rounding import less_rounding
 from ..settings import Bound, Count, Finite, PositiveShare, Share, check, require
 from . import several
 from .answer import Answer, Written
-from .grading import OWN_GRADERS, TEXTS, Answers, as_in_other_readers
+from .grading import OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format
 from .pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
 from .server import RewardServer, address_fault, server, shown
-
-log = logging.getLogger(__name__)
-
 
 _Kind = Literal[
     "exact", "modular_chain", "chain_steps", "word_problem", "math", "math_verify", "choice", "function",
@@ -161,14 +157,20 @@ class Verifier:
         parts = self.parts
         return parts[self.success_by or next(iter(parts))] if parts else self
 
-    def _answers(
-        self, pairs: Sequence[tuple[Question, Written | str]] = (), progress: tuple[int, int] = (0, 0)
-    ) -> Answers | several.SeveralAnswers:
-        if self.rewards is None:
-            return Answers(self, pairs, progress)
-        parts = self.parts
-        decides = self.success_by or next(iter(parts))
-        return several.SeveralAnswers(parts, self.weights, decides, self.format, pairs, progress)
+    def _answers(self, progress: tuple[int, int]) -> dict[str, Answers]:
+        """By name what each of several rewards will grade; with one, that alone."""
+        parts = self.parts or {self.kind: self}
+        return {name: Answers(part, progress, self.rewards is not None) for name, part in parts.items()}
+
+    def _grades(self, answers: Mapping[str, Answers]) -> list[Grade]:
+        """Of what was added to each of the answers, in order. Blocks."""
+        columns, weights = {name: own.grades() for name, own in answers.items()}, self.weights
+        grades = []
+        for i, (_, written) in enumerate(next(iter(answers.values())).pairs):
+            own = {name: column[i] for name, column in columns.items()}
+            grade = several.weighted_sum(own, weights, self.success_by) if weights else own[self.kind]
+            grades.append(in_format(grade, self.format, written))
+        return grades
 
     def check(self, questions: Iterable[Question]) -> None:
         """Check, before anything is generated, that a user's file, the sandbox or the server is there, that the
@@ -198,7 +200,7 @@ class Verifier:
 
         Raises ValueError if the question is not of this kind, GradingError if grading cannot go on.
         """
-        return self._answers([(question, response)]).grades()[0]
+        return replace(self, max_failed_share=1.0).grade_all([(question, response)])[0]
 
     def grade_all(
         self, pairs: Sequence[tuple[Question, Written | str]], progress: tuple[int, int] = (0, 0)
@@ -208,7 +210,10 @@ class Verifier:
         Where a prompt opens a thought, the answer begins behind the response's first </think>, and without one there is
         no answer; `function` and `http` judge the response as it is. progress: as `Answer` has it
         """
-        grades = self._answers(pairs, progress).grades()
+        answers = self._answers(progress)
+        for each in answers.values():
+            each.add(pairs)
+        grades = self._grades(answers)
         self.check_failed(grades)
         return grades
 
@@ -240,15 +245,18 @@ class Verifier:
             round may have few groups
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
         """
-        answers, arrived = self._answers(progress=progress), []
+        answers, arrived = self._answers(progress), []
         try:
             for group in groups:
                 ungraded = [rollout for rollout in group.rollouts if rollout.grade is None]
-                answers.add([(group.question, written(group.question, rollout)) for rollout in ungraded])
+                pairs = [(group.question, written(group.question, rollout)) for rollout in ungraded]
+                for each in answers.values():
+                    each.add(pairs)
                 arrived.append(group)
-            left = iter(answers.grades())
+            left = iter(self._grades(answers))
         except BaseException:
-            answers.give_up()
+            for each in answers.values():
+                each.give_up()
             raise
         groups = [
             replace(group, rollouts=tuple(replace(one, grade=one.grade or next(left)) for one in group.rollouts))
