@@ -55,6 +55,12 @@ class Answer(NamedTuple):
         return self.read or (prompt, prompt + self.response)
 
 
+def openrlhf_lists(answers: Sequence[Answer]) -> dict[str, list[Any]]:
+    """What OpenRLHF hands to a reward function, and to a server: a query is prompt and response."""
+    prompts, queries = zip(*(answer.as_read for answer in answers), strict=True)
+    return {"queries": [*queries], "prompts": [*prompts], "labels": [answer.gold for answer in answers]}
+
+
 def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]], str | None]:
     """OpenRLHF's extra_logs: by name a list, array or tensor with a number for each of `count` queries.
 

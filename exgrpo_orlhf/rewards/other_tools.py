@@ -14,7 +14,7 @@ from typing import Any
 
 from ..records import EXTRA_INFO
 from ..workers.user_file import load_file, placed
-from .answer import Answer, single
+from .answer import Answer, openrlhf_lists, single
 from .sandbox.function import NAME, named
 
 Rewards = list[tuple[float | None, str | None]]  # of each response, and why there is none
@@ -100,9 +100,7 @@ def _openrlhf(name: str, function: Any) -> _OwnCall:
     executor.reward_func = function
 
     def call(answers: Sequence[Answer]) -> list[float | None]:
-        prompts, queries = zip(*(answer.as_read for answer in answers), strict=True)
-        labels = [answer.gold for answer in answers]
-        [result] = asyncio.run(executor._fetch_rewards_via_func([*queries], [*prompts], labels))
+        [result] = asyncio.run(executor._fetch_rewards_via_func(*openrlhf_lists(answers).values()))
         value = single(result.get("rewards"))
         return [None if value is None else float(value)]
 

@@ -22,7 +22,7 @@ import httpx
 
 from ..records import Grade, Verdict
 from ..rounding import LARGEST_REWARD
-from .answer import Answer, logs_of, single
+from .answer import Answer, logs_of, openrlhf_lists, single
 from .pool import NoGrader
 
 _PAUSE = 0.5  # seconds before the second try; twice as long before each further one
@@ -84,12 +84,8 @@ class RewardServer:
                 future.set_result(each)
 
     async def _ask(self, answers: list[Answer], timeout: float) -> list[Grade]:
-        prompts, queries = zip(*(answer.as_read for answer in answers), strict=True)
-        body = {
-            "query": queries,
-            "prompts": prompts,
-            "labels": [answer.gold for answer in answers],
-        }
+        lists = openrlhf_lists(answers)
+        body = {"query": lists.pop("queries"), **lists}
         first = next(self._turns)
         verdict: Verdict = "error"
         reason = ""

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from ...records import EXTRA_INFO, Grade, mean
 from ...rounding import LARGEST_REWARD
 from ...workers.user_file import load_file, placed
-from ..answer import Answer, Grading, logs_of, single
+from ..answer import Answer, Grading, logs_of, openrlhf_lists, single
 
 NAME = "reward_func"  # where the binding names no function
 Tool = Literal["openrlhf", "trl", "verl"]
@@ -34,11 +34,6 @@ class _Form(NamedTuple):
     marks: tuple[str, ...]
     arguments: Callable[[Sequence[Answer], Logs], dict[str, Any]]
     reward: str | None
-
-
-def _openrlhf(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
-    prompts, queries = zip(*(answer.as_read for answer in answers), strict=True)
-    return {"queries": [*queries], "prompts": [*prompts], "labels": [answer.gold for answer in answers]}
 
 
 def _trl(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
@@ -85,7 +80,7 @@ def _verl_batch(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
 
 
 _FORMS = (
-    _Form("openrlhf", "response", ("queries",), _openrlhf, "rewards"),
+    _Form("openrlhf", "response", ("queries",), lambda answers, logs: openrlhf_lists(answers), "rewards"),
     _Form("trl", "group", ("completions", "completion_ids"), _trl, None),
     _Form("verl", "response", ("solution_str",), lambda answers, logs: _verl(answers[0]), "score"),
     _Form("verl", "batch", ("solution_strs",), _verl_batch, "score"),
