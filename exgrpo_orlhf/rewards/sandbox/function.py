@@ -120,14 +120,13 @@ def grading(
     parameters = inspect.signature(function).parameters
     of_tool = [each for each in _FORMS if tool in (None, each.tool)]
     marked = [each for each in of_tool if not parameters.keys().isdisjoint(each.marks)]
-    forms = marked or (of_tool if tool else [])
+    form = next(iter(marked or (of_tool if tool else [])), None)
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     required = {name for name, each in parameters.items() if each.default is each.empty and each.kind not in (2, 4)}
-    known = set(forms[0].arguments([Answer("", "")], {})) if forms else set()
-    if not forms or (forms[0].tool != "trl" and required - known):
+    known = set(form.arguments([Answer("", "")], {})) if form else set()
+    if form is None or (form.tool != "trl" and required - known):
         bound = "" if tool is None else f" with Verifier.tool = {tool!r}"
         raise ValueError(f"Verifier.function = {where!r}{bound} takes {', '.join(parameters)}; {_ACCEPTED}")
-    form = forms[0]
     no_column = f"{file.name} takes {{}}, which is no column of the questions: add it to QuestionFile.meta"
     absent = required - known - set(required if columns is None else columns)
     if absent:
@@ -147,7 +146,8 @@ def grading(
             result = function(**{name: arguments[name] for name in arguments if takes_all or name in parameters})
             result = _loop().run(_awaited(result)) if inspect.isawaitable(result) else result
             rewards, scores, extra = _read(result, form, len(answers))
-            own_logs, left_out = logs_of({**logs, **extra}, len(answers))
+            # OpenRLHF's extra_logs may be anything, which `logs_of` reports; it fills no `logs`.
+            own_logs, left_out = logs_of({**logs, **extra} if logs else extra, len(answers))
         except MemoryError:
             raise
         except Exception as error:
@@ -159,8 +159,7 @@ def grading(
             elif fault := _fault(reward) or _fault(score):
                 graded.append(Grade("error", None, reason=f"{place}: {fault}"))
             else:
-                verdict: Literal["correct", "wrong"] = "correct" if score >= success_at else "wrong"
-                graded.append(Grade(verdict, reward, reason=left_out, logs=own))
+                graded.append(Grade("correct" if score >= success_at else "wrong", reward, reason=left_out, logs=own))
         return graded
 
     return Grading(calls, grade)
@@ -176,15 +175,17 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _read(result: Any, form: _Form, count: int) -> tuple[list[float | None], list[float | None], Mapping[str, Any]]:
+def _read(result: Any, form: _Form, count: int) -> tuple[list[float | None], list[float | None], Any]:
     """The rewards, the scores that decide on success, and what is logged by name, a number for each answer."""
     if form.tool == "openrlhf":
-        scores = result.get("scores") if isinstance(result, Mapping) else None
-        rewards = [_number(result, form.reward)]
-        extra = result.get("extra_logs") if isinstance(result, Mapping) else None
-        own = {} if extra is None else extra if isinstance(extra, Mapping) else {repr(extra)[:80]: None}
-        return rewards, rewards if scores is None else [_number(scores, None)], own
-    results = [result] if form.calls == "response" else [*_listed(result)]
+        fields = result if isinstance(result, Mapping) else {}
+        rewards, scores = [_number(result, form.reward)], fields.get("scores")
+        return rewards, rewards if scores is None else [_number(scores, None)], fields.get("extra_logs")
+    results = [result]
+    if form.calls != "response":
+        results = result.tolist() if hasattr(result, "tolist") else result
+        if not isinstance(results, list | tuple):
+            raise ValueError(f"it must return a list with a reward for each response, got {results!r:.80}")
     if len(results) != count:
         raise ValueError(f"it must return one reward for each response, got {len(results)} for {count}")
     rewards = [_number(each, form.reward) for each in results]
@@ -192,14 +193,6 @@ def _read(result: Any, form: _Form, count: int) -> tuple[list[float | None], lis
     names = dict.fromkeys(name for each in dicts for name in each if name != form.reward)
     logs = {name: [each.get(name) for each in dicts] for name in names} if len(dicts) == count else {}
     return rewards, rewards, {name: own for name, own in logs.items() if all(isinstance(x, int | float) for x in own)}
-
-
-def _listed(result: Any) -> Any:
-    """Of an array or a tensor its list. Raises ValueError for what is no list."""
-    result = result.tolist() if hasattr(result, "tolist") else result
-    if not isinstance(result, list | tuple):
-        raise ValueError(f"it must return a list with a reward for each response, got {result!r:.80}")
-    return result
 
 
 def _number(result: Any, key: str | None) -> float | None:
