@@ -262,8 +262,7 @@ class PromptEncoder:
         identity = [ours, self._chat, sorted(self.tokenizer.get_vocab().items())]
         if "strftime_now" in str(self._chat):  # it may write the date, which is part of every prompt
             identity.append(self.token_ids(_PROBE))
-        if self._kwargs:
-            identity.append(self._kwargs)
+        identity += [self._kwargs] if self._kwargs else []
         return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
     def render(self, question: Question) -> str:
