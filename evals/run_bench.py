@@ -16,11 +16,13 @@ failed, 2 if something is wrong before anything is generated.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,15 @@ def _list(definitions: Any) -> int:
     return 0
 
 
+def _kwargs(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Of the command line. Raises ValueError."""
+    text = arguments.chat_template_kwargs
+    with suppress(ValueError):
+        if text is None or isinstance(value := json.loads(text), dict):
+            return None if text is None else value
+    raise ValueError(f"--chat-template-kwargs takes a JSON object such as '{{\"enable_thinking\": false}}', got {text}")
+
+
 def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str, str]]:
     """(the model, the prompt settings of its training, the settings of a server)."""
     from exgrpo_orlhf.evaluation import evaluated_model
@@ -202,7 +213,7 @@ def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]
         if arguments.template or source:
             option = "--template" if arguments.template else "--chat-template-from"
             raise ValueError(f"{option} cannot be used with --api chat: the server renders the prompts")
-        return Prompts(template="chat", system=arguments.system)
+        return Prompts(template="chat", system=arguments.system, chat_template_kwargs=_kwargs(arguments))
     default = "chat" if model.tokenizer.chat_template or source else "plain"
     template = Prompts(template=arguments.template or training.get("template", default)).template
     same = template == training.get("template")
@@ -215,7 +226,9 @@ def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]
     of_rows = " of the questions of training" if system is not None and system == row_system else ""
     message = "" if system is None else f", system message{of_rows} {system!r:.60}"
     logging.info("prompts by --template %.60r%s%s", template, why, message)
-    return Prompts(template=template, system=system, chat_template_from=source)
+    own = _kwargs(arguments)
+    own = training.get("chat_template_kwargs") if own is None and same and not source else own
+    return Prompts(template=template, system=system, chat_template_from=source, chat_template_kwargs=own or None)
 
 
 def _row_system(training: dict[str, Any]) -> str | None:
@@ -235,10 +248,14 @@ def _prompt_departures(builder: Any, training: dict[str, Any]) -> list[str]:
     if prompts.chat_template_from:  # the tokenizer's own is gone
         return [f"chat_template_from {prompts.chat_template_from!r:.80}"]
     system = training.get("system")
-    trained = Prompts(template=training["template"], system=_row_system(training) if system is None else system)
+    trained = Prompts(
+        template=training["template"],
+        system=_row_system(training) if system is None else system,
+        chat_template_kwargs=training.get("chat_template_kwargs"),
+    )
     if PromptEncoder(trained, builder.model.tokenizer).render(probe) == builder.encoder.render(probe):
         return []  # a chat template may bring the same system message
-    names = ("template", "system")
+    names = ("template", "system", "chat_template_kwargs")
     return [f"{name} {getattr(prompts, name)!r}" for name in names if getattr(prompts, name) != getattr(trained, name)]
 
 
@@ -252,7 +269,11 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
 
         key = os.environ.get(arguments.key_variable)
         server = ServerSampler(
-            arguments.base_url, arguments.model, key=key, **_options(arguments, "api", "concurrency")
+            arguments.base_url,
+            arguments.model,
+            key=key,
+            **_options(arguments, "api", "concurrency"),
+            chat_template_kwargs=_kwargs(arguments) if arguments.api == "chat" else None,
         )
         server.check()
         return lambda: server
@@ -332,6 +353,12 @@ def _run_parser() -> argparse.ArgumentParser:
     )
     prompts.add_argument(
         "--chat-template-from", metavar="FOLDER-OR-HUB-ID", help="a tokenizer, as Prompts.chat_template_from"
+    )
+    prompts.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="as Prompts.chat_template_kwargs: '{\"enable_thinking\": false}' (default: as in training); with --api "
+        "chat they are sent to the server",
     )
     prompts.add_argument("--tokenizer", help="openai: folder or hub id of the served model's tokenizer")
     engine = parser.add_argument_group("engine")

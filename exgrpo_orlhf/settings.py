@@ -326,17 +326,22 @@ class Evaluation:
 @dataclass(frozen=True)
 class Tracking:
     """experiment: MLflow experiment; uri: tracking server or sqlite:///file, below MLFLOW_TRACKING_URI and above the
-    caller's default; enabled: off leaves metrics.jsonl alone; system_metrics: MLflow's own measurements of the
-    machine on which the training loop runs (CPU, memory, disk, network, GPUs), every 10 s."""
+    caller's default; enabled: whether MLflow gets the metrics; system_metrics: MLflow's own measurements of the
+    machine on which the training loop runs (CPU, memory, disk, network, GPUs), every 10 s; also: further trackers that
+    get the metrics, 'wandb', 'tensorboard', 'trackio', 'swanlab' or 'comet_ml', each of which is to be installed."""
 
     # flush_seconds: of runs before it was removed, so that compare does not take them for another variant
-    MAY_CHANGE = ("experiment", "uri", "enabled", "system_metrics", "flush_seconds")
+    MAY_CHANGE = ("experiment", "uri", "enabled", "system_metrics", "also", "flush_seconds")
 
     experiment: str = "exgrpo"
     uri: str | None = None
     enabled: bool = True
     system_metrics: bool = False
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check(Tracking, vars(self))
+        known = ("wandb", "tensorboard", "trackio", "swanlab", "comet_ml")
+        unknown = [name for name in self.also if name not in known]
+        require(not unknown, f"Tracking.also takes {', '.join(map(repr, known))}; got {self.also!r}")
         require(bool(self.experiment.strip()), "Tracking.experiment is empty; name an experiment")

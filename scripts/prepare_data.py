@@ -1,14 +1,20 @@
 #!/usr/bin/env python
-"""Prepare public question sets, and check training questions against test sets.
+"""Prepare public question sets, check training questions against test sets, and leave out what teaches nothing.
 
     python scripts/prepare_data.py --list
     python scripts/prepare_data.py --only openr1 math500 aime24
     python scripts/prepare_data.py                                  # all of them
     python scripts/prepare_data.py --check-overlap openr1 math500 aime24 my_test.jsonl:question \\
         --json overlap.json --write-clean datasets/openr1_clean.parquet
+    python scripts/prepare_data.py --measure MODEL --questions mine.jsonl:question:answer --keep 0.1:0.9 \\
+        --write-kept datasets/mine_kept.jsonl -- --engine vllm --max-tokens 2048
 
 Sets come from the Hugging Face hub into datasets/ (one parquet file each, all in one layout, and manifest.json). A
 second run prepares only the sets that are missing, damaged or changed.
+
+--measure samples responses of a model to every question (evals/run_bench.py, which gets what stands behind --, prompts
+too) and writes the rows whose share of right ones lies in --keep, with that share in the column `pass_rate`. After a
+stop the same command goes on.
 
 A set for --check-overlap is the name of a prepared one, or a file (.parquet, .jsonl, .csv), with :FIELD if its
 questions are not in the field "prompt".
@@ -20,26 +26,38 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import write_json
-from exgrpo_orlhf.paths import WORKPLACE
+from exgrpo_orlhf.files import write, write_json
+from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
-from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_without
+from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_with, write_without
 from exgrpo_orlhf.questions.prepare import prepare, read_manifest
+from exgrpo_orlhf.questions.question_files import column_names
+
+RATE = "pass_rate"  # the column, and the name of the benchmark
 
 
 def main() -> int:
     parser = _parser()
-    arguments = parser.parse_args()
+    words = sys.argv[1:]
+    own = words.index("--") if "--" in words else len(words)
+    arguments = parser.parse_args(words[:own])
+    arguments.bench = words[own + 1 :]
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     if arguments.check_overlap is None and (arguments.json or arguments.write_clean):
         parser.error("--json and --write-clean belong to --check-overlap")
     if arguments.check_overlap is not None and len(arguments.check_overlap) < 2:
         parser.error("--check-overlap takes a training set and at least one test set")
+    measured = (arguments.measure, arguments.questions, arguments.keep, arguments.write_kept)
+    if any(measured) and not all(measured):
+        parser.error("--measure, --questions, --keep and --write-kept belong together")
     action = _list if arguments.list else _prepare if arguments.check_overlap is None else _check_overlap
+    action = _measure if arguments.measure else action
     try:
         return action(arguments)
     except (ValueError, OSError) as error:
@@ -92,6 +110,52 @@ def _check_overlap(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _measure(arguments: argparse.Namespace) -> int:
+    path, *fields = arguments.questions.split(":")
+    file = (arguments.out / f"{path}.parquet" if path in PUBLIC_SETS else Path(path)).absolute()
+    check_written(file, [], arguments.write_kept, None)
+    present = column_names(file)
+    convert = {"convert": "verl"} if not fields and "reward_model" in present else {"convert": "columns"}
+    fields = dict(zip(("question", "answer"), fields or ["question", "answer"], strict=True))
+    convert |= fields if convert["convert"] == "columns" else {}
+    results = WORKPLACE / "results" / f"{RATE}-{file.stem}-{Path(arguments.measure).name}"
+    block = {"title": RATE, "verifier": arguments.kind, "ask": "", "samples": arguments.samples, "temperature": 1.0}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in block.items()]
+    one = ", ".join(f"{name} = {json.dumps(value)}" for name, value in {"name": file.name, **convert}.items())
+    results.mkdir(parents=True, exist_ok=True)
+    write(results / f"{RATE}.toml", "\n".join([f"[{RATE}]", *lines, f"files = [{{ {one} }}]", ""]))
+    command = [sys.executable, PROJECT / "evals" / "run_bench.py", "--model", arguments.measure, "--no-mlflow"]
+    command += ["--definitions", results / f"{RATE}.toml", "--benchmarks", RATE, "--data", file.parent]
+    if status := subprocess.run([*map(str, command), "--out", str(results), *arguments.bench]).returncode:
+        return status
+    right = defaultdict(list)
+    with (results / RATE / "samples.jsonl").open(encoding="utf-8") as samples:
+        for sample in map(json.loads, samples):
+            right[sample["row"]].append(sample["verdict"] == "correct")
+    rates = {row: sum(each) / len(each) for row, each in right.items()}
+    low, high = arguments.keep
+    kept = {row: rate for row, rate in rates.items() if low <= rate <= high}
+    never, always = (sum(rate == end for rate in rates.values()) for end in (0, 1))
+    print(
+        f"{len(rates):,} rows measured: {never:,} never solved, {always:,} always; {len(kept):,} in {low:g} to {high:g}"
+    )
+    if not kept:
+        raise ValueError(f"no row of {file} is in {low:g} to {high:g}: {arguments.write_kept} is not made")
+    write_with(file, RATE, kept, arguments.write_kept)
+    print(f"{len(kept):,} rows written to {arguments.write_kept}, each with its {RATE}")
+    return 0
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, _, high = text.partition(":")
+    if not 0 <= float(low) <= float(high) <= 1:
+        raise ValueError(text)
+    return float(low), float(high)
+
+
+_range.__name__ = "LOW:HIGH"  # as argparse names it
+
+
 def _column(text: str, out: Path) -> PromptColumn:
     """A prepared set by its name, a file, or a file with its field."""
     if text in PUBLIC_SETS:
@@ -124,6 +188,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--write-clean", type=terminal.output_file, metavar="FILE", help="write TRAIN without overlapping rows"
     )
+    measured = parser.add_argument_group("measured on a model")
+    measured.add_argument("--measure", metavar="MODEL", help="as evals/run_bench.py --model")
+    measured.add_argument("--questions", metavar="FILE[:PROMPT:ANSWER]", help="a file, or a prepared set by its name")
+    measured.add_argument("--keep", type=_range, metavar="LOW:HIGH", help="shares of right responses, 0.1:0.9")
+    measured.add_argument(
+        "--write-kept", type=terminal.output_file, metavar="FILE", help="of the format of --questions"
+    )
+    measured.add_argument("--samples", type=int, default=8, help="responses to each question (default 8)")
+    measured.add_argument("--kind", default="math", help="as Verifier.kind (default math)")
     return parser
 
 

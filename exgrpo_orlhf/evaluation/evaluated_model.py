@@ -101,7 +101,8 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
         mlflow_run_id=state.get("mlflow_run_id"),
         metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,
     )
-    bindings = {name: state["identity"].get(f"Prompts.{name}") for name in ("template", "system")}
+    names = ("template", "system", "chat_template_kwargs")
+    bindings = {name: state["identity"].get(f"Prompts.{name}") for name in names}
     prompts = {name: ast.literal_eval(value) for name, value in bindings.items() if value is not None}
     return loaded, {**prompts, **state.get("prompt", {})}
 
@@ -209,10 +210,12 @@ class RequestBuilder:
         return benchmark.instruction(self._silent)
 
     def describe(self) -> dict[str, Any]:
+        own = self.prompts.chat_template_kwargs
         return {
             "name": self.prompts.template if self.encoder else "the server's",
             "system": self.prompts.system,
             "fingerprint": self.encoder.fingerprint() if self.encoder else None,
+            **({"chat_template_kwargs": own} if own else {}),
         }
 
     def _prompt(self, benchmark: Benchmark, row: int, question: Question) -> Prompt:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,32 @@ def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report
         if role := roles.get(written.resolve()):
             raise ValueError(f"{written} is {role}; give another name")
         roles[written.resolve()] = "the report too"
+
+
+def write_with(path: Path, column: str, values: Mapping[int, float], out: Path) -> None:
+    """Write the rows that have a value, with all their columns and the value in one more, whole or not at all."""
+    if column in column_names(path):
+        raise ValueError(f"{path} has a column {column!r} already; take the file without it")
+    with replacing(out) as partial:
+        if path.suffix == ".parquet":
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            kept = sorted(values)
+            table = pq.read_table(path).take(kept)
+            pq.write_table(table.append_column(column, pa.array([values[row] for row in kept])), partial)
+            return
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            if path.suffix == ".csv":
+                rows, writer = [*read_rows(path, ())], csv.writer(file)
+                writer.writerow([*rows[0], column])
+                writer.writerows([*rows[row].values(), value] for row, value in sorted(values.items()))
+                return
+            lines = path.read_text(encoding="utf-8-sig").split("\n")  # numbers stay as they are written
+            file.writelines(
+                f"{lines[row].rstrip().removesuffix('}')}, {json.dumps(column)}: {value}}}\n"
+                for row, value in sorted(values.items())
+            )
 
 
 def write_without(train: Path, rows: Collection[int], clean: Path) -> None:

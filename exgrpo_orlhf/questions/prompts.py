@@ -8,18 +8,18 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from ..records import Message, Question
-from ..settings import require
+from ..settings import Count, check, require
 from ..weights import first_line
 from .special_tokens import SpecialTokens
-from .templates import TEMPLATES, Template, take_chat_template
+from .templates import TEMPLATES, Template, take_chat_template, taken
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,14 +46,18 @@ class Prompts:
         the tokenizer's chat template has a default. None: the question's own, else the template's
     chat_template_from: a tokenizer (folder or hub id) whose chat template takes the place of the model's own, or a file
         with one (scripts/chat_template.py writes it), also in the tokenizer of checkpoints; None: the model's own
+    chat_template_kwargs: what the chat template takes besides the messages, such as {'enable_thinking': False}. Those
+        of a question, in its column `chat_template_kwargs` (listed in QuestionFile.meta), win
     """
 
     template: str = "plain"
-    max_tokens: int = 1024
+    max_tokens: Count = 1024
     system: str | None = None
     chat_template_from: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
+        check(Prompts, vars(self))
         text, names = self.template, ", ".join(map(repr, TEMPLATES))
         if text not in TEMPLATES and "{question}" not in text and os.path.isfile(text):
             text = Path(text).read_bytes().decode("utf-8-sig", "replace").replace("\r\n", "\n").removesuffix("\n")
@@ -66,11 +70,10 @@ class Prompts:
         object.__setattr__(self, "template", text)  # so that a file is read once
         if self.chat_template_from is not None and os.path.isfile(self.chat_template_from):
             object.__setattr__(self, "chat_template_from", Path(self.chat_template_from).read_text("utf-8"))
-        require(
-            self.chat_template_from is None or (text in TEMPLATES and TEMPLATES[text].chat),
-            f"Prompts.chat_template_from needs Prompts.template = 'chat' or 'think_answer', got {text!r}",
-        )
-        require(self.max_tokens >= 1, f"Prompts.max_tokens must be at least 1, got {self.max_tokens!r}")
+        chat = text in TEMPLATES and TEMPLATES[text].chat
+        for name in ("chat_template_from", "chat_template_kwargs"):
+            needs = f"Prompts.{name} needs Prompts.template = 'chat' or 'think_answer', got {text!r}"
+            require(chat or getattr(self, name) is None, needs)
         require(
             self.system is None or self.template != "plain",
             f"Prompts.system cannot be used with Prompts.template = 'plain'; got {self.system!r}",
@@ -91,7 +94,8 @@ class PromptEncoder:
         own = settings.template not in TEMPLATES
         template = Template({}) if own else TEMPLATES[settings.template]
         self._chat = tokenizer.chat_template if template.chat else None
-        if not self._chat and template.turns is None:
+        self._kwargs: dict[str, Any] = dict(settings.chat_template_kwargs or {})
+        if not self._chat and (template.turns is None or self._kwargs):
             raise ValueError(
                 f"Prompts.template = {settings.template!r}, but the tokenizer of {tokenizer.name_or_path} has no chat "
                 "template; use Prompts.template = 'plain', or 'simplerl'"
@@ -102,7 +106,7 @@ class PromptEncoder:
                 f"have {' and '.join(missing)}; use Prompts.template = 'chat', or 'simplerl'"
             )
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
-        self._encoded: dict[str, list[int]] = {}
+        self._encoded: dict[tuple[str, str], list[int]] = {}
         self._observed: set[str] = set()  # questions with such an observation
         self._ends: list[int] = []
         self._special = SpecialTokens(tokenizer)
@@ -134,7 +138,7 @@ class PromptEncoder:
 
         Raises ValueError for a prompt longer than Prompts.max_tokens, or empty, or with a role it cannot write.
         """
-        if question.id not in self._encoded:
+        if (key := (question.id, str(question.meta.get("chat_template_kwargs")))) not in self._encoded:
             ids = self.token_ids(question)
             if not 0 < len(ids) <= self.settings.max_tokens:
                 raise ValueError(
@@ -142,8 +146,8 @@ class PromptEncoder:
                     f"allowed are 1 to Prompts.max_tokens = {self.settings.max_tokens}. Raise it, or leave the "
                     "question out of the set"
                 )
-            self._encoded[question.id] = ids
-        return self._encoded[question.id]
+            self._encoded[key] = ids
+        return self._encoded[key]
 
     def introduce(self, questions: Sequence[Question], validation: Sequence[Question]) -> dict[str, Any]:
         """`check` the questions of a run, those of training and those of validation, and log a prompt.
@@ -205,10 +209,10 @@ class PromptEncoder:
         if self._chat:
             turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
             try:
-                _, answer, after = str(self.tokenizer.apply_chat_template(turns, tokenize=False)).rpartition("answer")
+                text = str(self.tokenizer.apply_chat_template(turns, tokenize=False, **self._kwargs))
             except TemplateError:  # the template cannot write a turn of the assistant
                 return ()
-            after = after.strip() if answer else ""
+            after = text.rpartition("answer")[2].strip() if "answer" in text else ""
         elif "<|im_end|>" in self._template.tokens:
             after = "<|im_end|>"
         else:  # in a text of the user's own, the token behind the question, if another one opens the answer's turn
@@ -258,13 +262,14 @@ class PromptEncoder:
         identity = [ours, self._chat, sorted(self.tokenizer.get_vocab().items())]
         if "strftime_now" in str(self._chat):  # it may write the date, which is part of every prompt
             identity.append(self.token_ids(_PROBE))
+        identity += [self._kwargs] if self._kwargs else []
         return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
     def render(self, question: Question) -> str:
         """The text that is encoded. Raises ValueError for a role that the template cannot write."""
         turns, template = self.turns(question), self._template
         if self._chat or template.turns is None:
-            return self._by_chat_template(turns, _name(question))
+            return self._by_chat_template(turns, question)
         if not template.turns:
             text, roles = self.settings.template, [role for role, _ in turns]
             if roles != ["user"] and (roles != ["system", "user"] or "{system}" not in text):
@@ -287,14 +292,15 @@ class PromptEncoder:
             parts.append(template.answer)
         return template.between.join(parts)
 
-    def _by_chat_template(self, turns: list[Message], name: str) -> str:
+    def _by_chat_template(self, turns: list[Message], question: Question) -> str:
         messages = [{"role": role, "content": content} for role, content in turns]
         ending: Any = {"continue_final_message" if turns[-1][0] == "assistant" else "add_generation_prompt": True}
-        where = f"{name}: the chat template of {self.tokenizer.name_or_path}"
+        where = f"{_name(question)}: the chat template of {self.tokenizer.name_or_path}"
+        own = taken(self._kwargs, question.meta.get("chat_template_kwargs"), self.tokenizer, where)
         system = ["".join(content.split()) for role, content in turns if role == "system"]
         remedy = "; Prompts.system = '' leaves the system message out" if system else ""
         try:
-            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **ending))
+            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **ending, **own))
         except Exception as error:  # a template is a program, which can fail in any way
             raise ValueError(f"{where} fails: {first_line(error)}{remedy}") from error
         if any(content not in "".join(text.split()) for content in system):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -59,6 +60,20 @@ TEMPLATES: dict[str, Template] = {
         chat=True,
     ),
 }
+
+
+def taken(common: Mapping[str, Any], own: Any, tokenizer: Any, where: str) -> dict[str, Any]:
+    """What a chat template takes besides the messages. own: a question's, which win, or None
+
+    Raises ValueError for one that the template does not read, which jinja would ignore."""
+    if own is not None and not isinstance(own, Mapping):
+        raise ValueError(f"{where}: chat_template_kwargs is {own!r:.80}, not an object with names and values")
+    kwargs, apply = {**common, **(own or {})}, inspect.signature(tokenizer.apply_chat_template)
+    ours = {"messages", *apply.parameters} - {"tools", "documents"}
+    for name in kwargs:
+        if name in ours or not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            raise ValueError(f"{where} does not take {name!r}; chat_template_kwargs are {kwargs}")
+    return kwargs
 
 
 def take_chat_template(source: str, tokenizer: Any) -> None:

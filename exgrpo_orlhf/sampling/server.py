@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import random
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import httpx
@@ -46,14 +47,17 @@ class ServerSampler(StreamSampler):
         api: Literal["completions", "chat"],
         key: str | None,
         concurrency: int = 64,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """base_url: with its version, such as http://localhost:8000/v1. Raises EngineLost if it is no address."""
+        """base_url: with its version, such as http://localhost:8000/v1; chat_template_kwargs: for the server's own chat
+        template, as vLLM and SGLang take them. Raises EngineLost if it is no address."""
         self.base_url, self.model, self.api, self.at_once = base_url.rstrip("/"), model, api, concurrency
         try:
             url = httpx.URL(self.base_url)
         except httpx.InvalidURL as error:
             raise EngineLost(f"--base-url is no address: {error}") from error
         self._where = str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url  # without user and password
+        self._own = {"chat_template_kwargs": dict(chat_template_kwargs)} if chat_template_kwargs else {}
         self._filters: dict[str, float] = _PENALTIES
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._client = httpx.AsyncClient(
@@ -89,7 +93,8 @@ class ServerSampler(StreamSampler):
         if self.api == "completions":
             return self._response(request, await self._post("/completions", body | {"prompt": [*request.prompt_ids]}))
         messages = [{"role": role, "content": content} for role, content in request.messages]
-        return self._response(request, await self._post("/chat/completions", body | {"messages": messages}))
+        body |= {"messages": messages, **self._own}
+        return self._response(request, await self._post("/chat/completions", body))
 
     async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """The server's answer with status 200. Raises EngineLost if it refuses, or after the last attempt."""

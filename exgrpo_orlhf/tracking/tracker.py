@@ -28,6 +28,7 @@ from ..redaction import redacted, without_password
 from ..settings import Tracking
 from .client import LOG_TAG, address, batches, connect, experiment_id, find_run, first_line, page, tagged_run
 from .metrics_log import START_METRIC, STEP_METRIC, MetricsLog
+from .others import OtherTrackers
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -44,7 +45,7 @@ PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones 
 
 
 class MlflowTracker:
-    """Sends a log's rows to one MLflow run. No failure of it stops training.
+    """Sends a log's rows to one MLflow run, and to what `Tracking.also` names. No failure of it stops training.
 
     run_name, params, tags: of the run. Params are logged once, when the run is made or lacks them; tags are those of
         the latest session. Raises ValueError for a name that MLflow would refuse.
@@ -78,6 +79,7 @@ class MlflowTracker:
         self._run_name = run_name
         self.run_id = run_id
         self._params = {name: _param_text(value) for name, value in params.items()}
+        self._others = OtherTrackers(log, settings, run_name, self._params)
         self._tags = {name: str(redacted(name, value)) for name, value in tags.items()}
         if self.enabled:
             self._tags[LOG_TAG] = log.identity
@@ -102,15 +104,18 @@ class MlflowTracker:
 
     def send(self) -> None:
         """After a step: one attempt to send the steps that MLflow lacks, unless the latest one has failed."""
+        self._others.send()
         if self._connected:
             self._attempt(self._send_steps)
 
     def catch_up(self) -> None:
         """At the start and at each checkpoint: one attempt to send all steps and files that MLflow lacks."""
+        self._others.send(again=True)
         self._attempt(self._send_steps, self._send_files)
 
     def close(self, status: Literal["FINISHED", "KILLED", "FAILED"]) -> None:
         """One attempt to send what is left and to set the run's status. A warning says what could not be sent."""
+        self._others.close()
         self._attempt(self._send_steps, lambda: self._terminate(status), self._send_files)
         if self._failure is not None:
             steps = sum(1 for metric, log in self._logs.items() for _ in log.rows(after=self._cursors[metric]))

@@ -33,6 +33,11 @@ THINKING = """\
 {{ messages[0].content if own else 'Sort it out in two parts, and put the result in \\\\boxed{}.' }}
 {% for m in messages[own:] %}{{ 'Somebody wonders: ' + m.content + '\\n' if m.role == 'user' else m.content + '|' }}\
 {%- endfor %}{{ 'Helper: <think>\\n' if add_generation_prompt }}"""
+SWITCHED = (  # as Qwen3's: without thinking the prompt ends in an empty thought
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ 'assistant: ' }}{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}"
+    "{% endif %}{% endif %}"
+)
 STEPS = 12
 FRESH_PHASE = ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"]  # never reached
 MIXED_PHASE = ["ReplayMixer.start_at_accuracy = None"]

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 from eval_builders import HERE, definition
-from run_builders import THINKING, byte_tokenizer, train_small
+from run_builders import SWITCHED, THINKING, byte_tokenizer, train_small
 from transformers import AutoTokenizer
 
+from exgrpo_orlhf.checkpoints import UnusableCheckpoint
 from exgrpo_orlhf.evaluation import evaluated_model, sets
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
 from exgrpo_orlhf.questions import QuestionFile
@@ -66,7 +67,7 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
     for folder in (checkpoint, checkpoint / "adapter"):
         model, prompts = evaluated_model.load(str(folder))
         assert model.tokenizer.chat_template == THINKING
-        assert prompts == {"template": "chat", "system": None, "row_systems": [ROWS]}
+        assert prompts == {"template": "chat", "system": None, "chat_template_kwargs": None, "row_systems": [ROWS]}
         for words, system, departures in (
             ((), ROWS, []),
             (("--row-system",), ROWS, []),
@@ -79,6 +80,42 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
     bench("--model", checkpoint, *words, tmp_path / "out")
     [line] = (tmp_path / "out" / "mine" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["prompt"].startswith(f"{ROWS}\nSomebody wonders: What is")
+
+
+def test_what_the_chat_template_took_in_training_it_takes_in_evaluation(
+    byte_model, prompt_of, bench, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    caplog.set_level(logging.INFO)
+    (tmp_path / "switched.jinja").write_text(SWITCHED)
+    row = {"prompt": "2+2?", "answer": "4", "chat_template_kwargs": {"enable_thinking": True}}
+    rows = [row, {**row, "prompt": "1+1?", "chat_template_kwargs": {}}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bindings = (
+        *("Work.questions = @QuestionFile()", "Work.validation = None", "Verifier.kind = 'exact'"),
+        *(f"QuestionFile.path = '{tmp_path}/rows.jsonl'", "QuestionFile.answer = 'answer'"),
+        *("QuestionFile.source = None", "Prompts.max_tokens = 400"),
+        *("QuestionFile.meta = ('chat_template_kwargs',)", "MAX_RESPONSE_TOKENS = 2", "train.questions_per_step = 2"),
+        *("train.steps = 1", "train.group_size = 2", "train.eval_every = None", "Prompts.template = 'chat'"),
+        f"Prompts.chat_template_from = '{tmp_path}/switched.jinja'",
+    )
+    thinks = "Prompts.chat_template_kwargs = {'enable_thinking': False}"
+    train_small(byte_model, tmp_path / "run", *bindings, thinks)
+    silent, aloud = "user: 2+2?\nassistant: <think>\n\n</think>\n\n", "user: 2+2?\nassistant: "
+    assert f"a prompt of training, template 'chat': {aloud!r}" in caplog.messages
+
+    model, prompts = evaluated_model.load(str(tmp_path / "run" / "checkpoint-1"))
+    assert prompts == {"template": "chat", "system": None, "chat_template_kwargs": {"enable_thinking": False}}
+    aside = ("--chat-template-kwargs", '{"enable_thinking": true}')
+    assert prompt_of(prompts, model=model) == (silent, [])
+    assert prompt_of(prompts, *aside, model=model) == (aloud, ["chat_template_kwargs {'enable_thinking': True}"])
+    block = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1)
+    for words, ending in (((), silent), (aside, aloud)):
+        bench("--model", tmp_path / "run" / "checkpoint-1", *block, *words, "--out", tmp_path / f"out{len(words)}")
+        text = (tmp_path / f"out{len(words)}" / "mine" / "samples.jsonl").read_text(encoding="utf-8")
+        assert json.loads(text.splitlines()[0])["prompt"].endswith(ending.partition("\n")[2])
+    with pytest.raises(UnusableCheckpoint, match="chat_template_kwargs"):
+        train_small(byte_model, tmp_path / "run", *bindings, "train.steps = 2", resume=True)
 
 
 def test_a_message_that_the_template_brings_too_is_no_other_prompt(thinking, prompt_of):
@@ -130,6 +167,8 @@ def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
         (["--row-system"], "--row-system: model is no checkpoint of a run"),
         (["--row-system", "--system", "x"], "--row-system cannot be used with --system"),
         (["--template", "nowhere"], "Prompts.template must be a text"),
+        (["--chat-template-kwargs", "thinking"], "--chat-template-kwargs takes a JSON object such as"),
+        (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs takes a JSON object such as"),
     ],
 )
 def test_options_that_cannot_be_followed_are_refused(words, message, byte_model, bench, tmp_path):

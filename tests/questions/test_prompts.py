@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
-from run_builders import ROOT, THINKING, byte_tokenizer
+from run_builders import ROOT, SWITCHED, THINKING, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.utils import chat_template_utils
@@ -273,6 +273,40 @@ def test_a_chat_template_that_does_not_fit_is_refused(thinking, tmp_path, letter
     letters.chat_template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     letters.save_pretrained(tmp_path / "marks")
     refused(tmp_path / "marks", byte_tokenizer(), r"writes <\|im_start\|> and <\|im_end\|>, which the tokenizer")
+
+
+def test_a_chat_template_takes_what_is_bound_and_a_questions_own_wins():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = SWITCHED
+    own = {name: replace(QUESTION, meta={"chat_template_kwargs": {"enable_thinking": name}}) for name in (True, False)}
+    bound = {None: None, **{value: {"enable_thinking": value} for value in (True, False)}}
+    for value, kwargs in bound.items():
+        encoder = PromptEncoder(Prompts("chat", chat_template_kwargs=kwargs), tokenizer)
+        for question, thinks in ((QUESTION, value is not False), (own[True], True), (own[False], False)):
+            assert encoder.render(question).endswith("assistant: " if thinks else "assistant: <think>\n\n</think>\n\n")
+            assert tokenizer.decode(encoder.encode(question)) == encoder.render(question), "of one id, and not mixed up"
+            assert not encoder.opens_thought(question)
+    settings = [Prompts("chat", chat_template_kwargs=kwargs) for kwargs in (*bound.values(), {})]
+    prints = [PromptEncoder(each, tokenizer).fingerprint() for each in settings]
+    assert len({*prints}) == 3
+    assert prints[0] == prints[-1]
+
+
+@pytest.mark.parametrize("kwargs", [{"enable_thinkin": False}, {"messages": []}, {"add_generation_prompt": False}])
+def test_what_the_chat_template_does_not_take_is_refused_bound_or_of_a_row(kwargs):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = SWITCHED
+    message = f"the chat template of .* does not take '{next(iter(kwargs))}'; chat_template_kwargs are "
+    with pytest.raises(ValueError, match=message):
+        PromptEncoder(Prompts("chat", chat_template_kwargs=kwargs), tokenizer)
+    encoder = PromptEncoder(Prompts("chat"), tokenizer)
+    with pytest.raises(ValueError, match=f"question .*{message}"):
+        encoder.check([replace(QUESTION, meta={"chat_template_kwargs": kwargs})])
+    with pytest.raises(ValueError, match="chat_template_kwargs is 'no thoughts', not an object with names and values"):
+        encoder.check([replace(QUESTION, meta={"chat_template_kwargs": "no thoughts"})])
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=r"'think_answer', but the tokenizer of .* has no chat template"):
+        PromptEncoder(Prompts("think_answer", chat_template_kwargs={"enable_thinking": False}), tokenizer)
 
 
 @pytest.mark.parametrize(

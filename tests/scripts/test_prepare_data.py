@@ -19,10 +19,14 @@ from http_server import http_server
 from run_builders import ROOT
 from run_builders import rows as rows_of
 
+from exgrpo_orlhf.paths import WORKPLACE
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.boxes import last_box
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
+from exgrpo_orlhf.questions.overlap import write_with
 from exgrpo_orlhf.questions.prepare import convert, prepare, read_manifest
+from exgrpo_orlhf.questions.question_files import read_rows
+from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 AIME = [{"id": i, "problem": f"How many of {i}?", "answer": f"{i:03}", "solution": "…"} for i in range(30)]
 
@@ -298,3 +302,69 @@ def test_arc_questions_come_out_as_the_papers_authors_wrote_theirs(shared_data):
 def test_every_boxed_answer_of_math_500_is_found(shared_data):
     rows = rows_of(shared_data / "math500_test.jsonl")
     assert [last_box(row["solution"]) for row in rows] == [row["answer"] for row in rows]
+
+
+# -- questions chosen by a model's pass rate --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_chosen_rows_are_written_with_all_their_columns_and_the_rate(form, tmp_path):
+    rows = [{"asked": f"{i}, or\u2028not?", "n": 4.50, "gold": str(i)} for i in range(5)]
+    file, out = tmp_path / f"mine.{form}", tmp_path / f"kept.{form}"
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    elif form == "jsonl":
+        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).replace("4.5", "4.50"))
+    else:
+        file.write_text("asked,n,gold\n" + "".join(f'"{row["asked"]}",4.50,{row["gold"]}\n' for row in rows))
+    write_with(file, "pass_rate", {3: 0.25, 0: 1.0}, out)
+    found, before = [*read_rows(out, ())], [*read_rows(file, ())]
+    assert [{name: value for name, value in row.items() if name != "pass_rate"} for row in found] == [
+        before[0],
+        before[3],
+    ]
+    assert [float(row["pass_rate"]) for row in found] == [1.0, 0.25]
+    assert form == "parquet" or "4.50" in out.read_text(), "numbers stay as they are written"
+    with pytest.raises(ValueError, match="has a column 'pass_rate' already; take the file without it"):
+        write_with(out, "pass_rate", {0: 1.0}, tmp_path / f"again.{form}")
+
+
+@pytest.mark.slow
+def test_rows_are_kept_by_the_share_of_right_responses_and_the_same_command_goes_on(warm_model, tmp_path):
+    asked = ModularChains(count=16, operands=(2, 3), seed=5).load()
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"q": q.prompt, "gold": q.answer}) + "\n" for q in asked))
+    results = WORKPLACE / "results" / f"pass_rate-mine-{warm_model.name}"
+    words = ("--measure", warm_model, "--questions", f"{tmp_path}/mine.jsonl:q:gold", "--kind", "modular_chain")
+    more = ("--samples", "6", "--", "--engine", "transformers", "--max-tokens", "24")
+    try:
+        done = script(*words, "--keep", "0:1", "--write-kept", tmp_path / "all.jsonl", *more)
+        assert done.returncode == 0, done.stderr
+        rates = {row["q"]: row["pass_rate"] for row in rows_of(tmp_path / "all.jsonl")}
+        before = (results / "pass_rate" / "samples.jsonl").read_bytes()
+        samples = [json.loads(line) for line in before.splitlines()]
+        for question in asked:
+            verdicts = [sample["verdict"] for sample in samples if sample["question"] == question.prompt]
+            assert len(verdicts) == 6
+            assert rates[question.prompt] == verdicts.count("correct") / 6
+        assert 0 < sum(rates.values()) < 16, "or the test shows nothing"
+        done = script(*words, "--keep", "0.1:0.9", "--write-kept", tmp_path / "kept.jsonl", *more)
+        assert f"16 rows measured: {[*rates.values()].count(0)} never solved" in done.stdout
+        chosen = [question.prompt for question in asked if 0.1 <= rates[question.prompt] <= 0.9]
+        assert [row["q"] for row in rows_of(tmp_path / "kept.jsonl")] == chosen
+        assert (results / "pass_rate" / "samples.jsonl").read_bytes() == before, "nothing is sampled again"
+    finally:
+        shutil.rmtree(results, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--measure", "m"], "--measure, --questions, --keep and --write-kept belong together"),
+        (["--keep", "0.9:0.1"], "argument --keep: invalid LOW:HIGH value: '0.9:0.1'"),
+        (["--keep", "half"], "argument --keep: invalid LOW:HIGH value: 'half'"),
+    ],
+)
+def test_a_measurement_with_options_that_say_nothing_is_refused(words, message):
+    done = script(*words)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -1,0 +1,102 @@
+"""Sends a run's metrics from `metrics.jsonl` to other trackers too, by accelerate's classes: W&B, TensorBoard, ….
+
+As with MLflow, the log is the record, and no failure stops training. What has been sent is kept beside the log, so that
+a run that goes on sends no step twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..files import write
+from ..settings import Tracking
+from .client import first_line
+from .metrics_log import MetricsLog
+
+logger = logging.getLogger(__name__)
+SENT = "trackers.json"  # in a run's folder: the log's identity, and by tracker the last step that it got
+
+
+class _Session(NamedTuple):
+    """What a tracker is started with. identity: of the log, which stays when the run goes on; sent: steps up to it"""
+
+    name: str
+    folder: Path
+    identity: str
+    sent: int
+
+
+# Of accelerate's class for each tracker; the project is Tracking.experiment.
+_ARGUMENTS: dict[str, Callable[[_Session], dict[str, Any]]] = {
+    "wandb": lambda run: {"name": run.name, "id": run.identity, "resume": "allow", "dir": str(run.folder)},
+    # Events of later steps, which a killed run has written and not noted, are hidden.
+    "tensorboard": lambda run: {"logging_dir": str(run.folder), "purge_step": run.sent + 1},
+    "trackio": lambda run: {"name": run.name, "resume": "allow"},
+    "swanlab": lambda run: {"name": run.name, "id": run.identity, "resume": "allow", "log_dir": str(run.folder)},
+    "comet_ml": lambda run: {"experiment_key": run.identity, "mode": "get_or_create"},
+}
+
+
+class OtherTrackers:
+    """Those that `Tracking.also` names. An error of one causes a warning; it is tried again at the next checkpoint."""
+
+    def __init__(self, log: MetricsLog, settings: Tracking, run_name: str, params: Mapping[str, str]) -> None:
+        """Raises ValueError for one whose package is not installed."""
+        absent = [name for name in ("accelerate", *settings.also) if settings.also and find_spec(name) is None]
+        if absent:
+            raise ValueError(f"Tracking.also = {settings.also!r}: pip install {' '.join(absent)}")
+        self._log, self._project, self._run_name, self._params = log, settings.experiment, run_name, params
+        self._file, self._trackers = log.path.with_name(SENT), dict[str, Any]()
+        self._failed: set[str] = set()
+        self._sent = dict.fromkeys(settings.also, -1)
+
+    def send(self, again: bool = False) -> None:
+        """The steps that they lack. again: also to those that have failed"""
+        for name in self._sent:
+            if again or name not in self._failed:
+                self._attempt(name, self._send_steps)
+
+    def close(self) -> None:
+        self.send(again=True)
+        for name in {*self._trackers} - self._failed:
+            self._attempt(name, lambda name: self._trackers.pop(name).finish())
+
+    def _attempt(self, name: str, part: Callable[[str], None]) -> None:
+        try:
+            part(name)
+            self._failed.discard(name)
+        except Exception as error:  # whatever the tracker or the network came up with
+            if name not in self._failed:
+                safe = "the metrics are safe in %s, and are sent later where that is possible"
+                logger.warning(f"%s: %s. Training goes on, {safe}.", name, first_line(error, 500), self._log.path)
+            self._failed.add(name)
+
+    def _send_steps(self, name: str) -> None:
+        tracker = self._trackers.get(name) or self._start(name)
+        for row in self._log.rows(after=self._sent[name]):
+            step = row.pop("step")
+            tracker.log({key: value for key, value in row.items() if key != "time"}, step=step)
+            self._sent[name] = step
+            write(self._file, json.dumps({"log": self._log.identity, "steps": self._sent}))
+
+    def _start(self, name: str) -> Any:
+        from accelerate import tracking
+
+        with suppress(OSError, ValueError, KeyError):
+            before = json.loads(self._file.read_text(encoding="utf-8"))
+            if before["log"] == self._log.identity:
+                self._sent[name] = int(before["steps"].get(name, -1))
+        session = _Session(self._run_name, self._log.path.parent, self._log.identity, self._sent[name])
+        project = "tensorboard" if name == "tensorboard" else self._project  # its folder's name in the run's
+        tracker: Any = tracking.LOGGER_TYPE_TO_CLASS[name](project, **_ARGUMENTS[name](session))
+        tracker.start()
+        if session.sent < 0:
+            tracker.store_init_configuration(dict(self._params))
+        self._trackers[name] = tracker
+        return tracker

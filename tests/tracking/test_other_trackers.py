@@ -1,0 +1,131 @@
+"""Tracking.also: what TensorBoard's and W&B's own readers find of a run, after a kill, an error and a resume too."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from run_builders import train_small
+from tracking_builders import tracker
+
+from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.tracking import others
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+
+Steps = dict[str, dict[int, float]]  # of each metric its value after each step
+needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="no tensorboard here")
+
+
+def logged(run: Path) -> Steps:
+    metrics: Steps = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for name in row.keys() - {"step", "time"}:
+            metrics.setdefault(name, {})[row["step"]] = row[name]
+    return metrics
+
+
+def in_tensorboard(run: Path) -> Steps:
+    """Raises AssertionError for a step that is there twice."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    metrics = {name: reader.Scalars(name) for name in reader.Tags()["scalars"]}
+    assert all(len({event.step for event in events}) == len(events) for events in metrics.values())
+    return {name: {event.step: event.value for event in events} for name, events in metrics.items()}
+
+
+def in_wandb(run: Path) -> tuple[Steps, set[str]]:
+    """What its offline sessions hold: steps, each once, and the run's ids."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    metrics: Steps = {}
+    ids = set()
+    for file in sorted(run.glob("wandb/offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime):
+        data, at, whole = file.read_bytes(), 7, b""  # LevelDB's log format, behind a head of 7 bytes
+        while at + 7 <= len(data):
+            if (left := 32768 - at % 32768) < 7:  # of a block, too few for a record
+                at += left
+                continue
+            length, kind = struct.unpack_from("<HB", data, at + 4)
+            whole += data[at + 7 : at + 7 + length]
+            at += 7 + length
+            if kind in (1, 4):  # complete, or its last part
+                record, whole = Record.FromString(whole), b""
+                ids |= {record.run.run_id} - {""}
+                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                step = int(items.pop("_step", -1)) if items else -1
+                for name, value in items.items():
+                    if not name.startswith("_"):
+                        assert step not in metrics.setdefault(name, {}), (name, step)
+                        metrics[name][step] = json.loads(value)
+    return metrics, ids
+
+
+def same(found: Steps, expected: Steps) -> bool:
+    assert {name: [*steps] for name, steps in found.items()} == {name: [*steps] for name, steps in expected.items()}
+    return all(found[name] == pytest.approx(steps, rel=1e-6) for name, steps in expected.items())  # float32 there
+
+
+@needs_tensorboard
+def test_a_run_that_goes_on_has_every_step_once_in_tensorboard_and_in_wandb(raw_model, tmp_path, monkeypatch):
+    names = ["tensorboard", *(["wandb"] if importlib.util.find_spec("wandb") else [])]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run, also = tmp_path / "run", f"Tracking.also = {tuple(names)!r}"
+    train_small(raw_model, run, "train.steps = 2", "train.save_every = 1", also)
+    first = in_tensorboard(run)
+    assert same(first, logged(run))
+    # As if it had been killed: step 3 is in TensorBoard, the log and its checkpoint know nothing of it.
+    sender = others.OtherTrackers(MetricsLog(run / "metrics.jsonl"), Tracking(also=("tensorboard",)), "run", {})
+    sender.send()
+    sender._trackers["tensorboard"].log({"reward/mean": 99.0}, step=3)
+    train_small(raw_model, run, "train.steps = 4", "train.save_every = 1", also, resume=True)
+    assert same(in_tensorboard(run), logged(run))
+    assert max(logged(run)["reward/mean"]) == 4
+    if "wandb" in names:
+        metrics, ids = in_wandb(run)
+        assert same(metrics, logged(run))
+        assert ids == {(run / "metrics.id").read_text().strip()}, "one run, which its resume continues"
+
+
+def test_an_error_is_said_once_stops_nothing_and_the_steps_come_at_the_next_checkpoint(tmp_path, monkeypatch, caplog):
+    got: list[tuple[int, dict[str, float]]] = []
+    broken = True
+
+    class Tracker:
+        def log(self, values: dict[str, float], step: int) -> None:
+            if broken:
+                raise OSError("no route to host")
+            got.append((step, values))
+
+        def finish(self) -> None:
+            got.append((-1, {}))
+
+    monkeypatch.setattr(others, "find_spec", lambda name: True)
+    monkeypatch.setattr(others.OtherTrackers, "_start", lambda self, name: self._trackers.setdefault(name, Tracker()))
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    sender = tracker(log, "unused", Tracking(enabled=False, also=("trackio",)))
+    for step in range(3):
+        log.append(step, {"reward/mean": step / 2})
+        sender.send()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "trackio: OSError: no route to host. Training goes on, the metrics are safe in" in caplog.text
+    broken = False
+    sender.send()
+    assert not got, "not before a checkpoint"
+    sender.catch_up()
+    log.append(3, {"reward/mean": 1.5})
+    sender.close("FINISHED")
+    assert got == [*((step, {"reward/mean": step / 2}) for step in range(4)), (-1, {})]
+
+
+def test_a_tracker_that_is_not_known_or_not_installed_is_refused_before_the_run(raw_model, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"Tracking.also takes 'wandb', .*; got \('wandbb',\)"):
+        Tracking(also=("wandbb",))
+    monkeypatch.setattr(others, "find_spec", lambda name: None if name == "swanlab" else object())
+    with pytest.raises(ValueError, match=r"Tracking.also = \('swanlab',\): pip install swanlab"):
+        train_small(raw_model, tmp_path / "run", "Tracking.also = ('swanlab',)")
+    assert not (tmp_path / "run" / "checkpoint-1").exists()
