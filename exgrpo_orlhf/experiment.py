@@ -95,6 +95,13 @@ class Experiment:
             "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves "
             "out",
         )
+        bounded = self.buffer.per_question is not None or self.buffer.max_bytes is not None
+        require(
+            self.mixer.stores != "all" or (bounded and not self.buffer.counts_stored and not self.buffer.by_spread),
+            "ReplayMixer.stores = 'all' needs ReplayBuffer.per_question or .max_bytes, because failures are many, and "
+            "neither .counts_stored, which takes what is stored for a success, nor .difficulty = 'reward_spread', by "
+            "which only what is above the mean stays",
+        )
         require(
             not self.buffer.by_spread or (self.mixer.rollouts_per_replayed > 1 and not self.mixer.unless_solved),
             "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.fresh_beside = None, 'all', or 2 and more",

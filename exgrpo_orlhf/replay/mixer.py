@@ -94,8 +94,8 @@ class ReplayMixer:
     store_up_to: store successes only of groups whose accuracy, over their graded fresh rollouts, is at most this, in
         (0, 1]; 'one_success': only of groups with exactly one success, whatever K is (SU-01, arXiv 2605.13301); None:
         of every group (the paper). What is stored stays when its question is solved more often later.
-    stores: 'successes', or, where rewards lie between 0 and 1, fresh rollouts whose reward is 'above_mean', the mean of
-        their group's fresh rollouts
+    stores: 'successes'; where rewards lie between 0 and 1, fresh rollouts whose reward is 'above_mean', the mean of
+        their group's fresh rollouts; or 'all' that finished, failures too (RePO, arXiv 2506.09340)
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
         (`Work.experience`) is replayed as it is
     """
@@ -116,7 +116,7 @@ class ReplayMixer:
         fresh_beside: int | Literal["all", "unless_solved"] | None = None,
         late_injection: Literal["newest", "selected"] | None = None,
         store_up_to: float | Literal["one_success"] | None = None,
-        stores: Literal["successes", "above_mean"] = "successes",
+        stores: Literal["successes", "above_mean", "all"] = "successes",
         collects: bool = True,
     ) -> None:
         """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse, a ρ above 0 that
@@ -155,6 +155,11 @@ class ReplayMixer:
             sampler.unit == "accuracy" or sampler.mu <= group_size,
             f"QuestionSampler.mu must lie in [0, K] = [0, {group_size}] successes, got {sampler.mu!r}",
         )
+        require(
+            stores != "all" or (late_injection is None and not isinstance(fresh_beside, str)),
+            "ReplayMixer.stores = 'all' stores failures, which ReplayMixer.late_injection and .fresh_beside = 'all' or "
+            f"'unless_solved' would put where a success belongs; got {late_injection!r} and {fresh_beside!r}",
+        )
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step = group_size, questions_per_step
         self.rollouts_per_replayed = group_size if isinstance(fresh_beside, str) else fresh_beside or group_size - 1
@@ -165,7 +170,7 @@ class ReplayMixer:
         self.rho_steps = 1 if rho_steps is None else rho_steps
         self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
         self.collect_before_start, self.collects = collect_before_start, collects
-        self.stores_above_mean = stores == "above_mean"
+        self.stores = stores
         self.started_at: int | None = 0 if start_at_accuracy is None else None
 
     @property
@@ -313,14 +318,13 @@ class ReplayMixer:
             grade = rollout.grade
             if grade is None or grade.reward is None:
                 continue
-            if self.stores_above_mean:
-                if less_rounding(grade.reward) <= admitted[row.question.id].mean_reward:
-                    continue
-            elif not grade.correct:
+            if self.stores == "above_mean" and less_rounding(grade.reward) <= admitted[row.question.id].mean_reward:
+                continue
+            if self.stores == "successes" and not grade.correct:
                 continue
             if rollout.finish == "stop":
                 version = step if rollout.policy_step is None else rollout.policy_step
-                ids, sound = rollout.token_ids, grade.sound
+                ids, sound = rollout.token_ids, grade.sound if grade.correct or self.stores != "all" else None
                 episode = rollout.actions, rollout.seed
                 trajectory = Trajectory(ids, behaviour, grade.reward, version, "stop", sound, *episode, grade.parts)
                 experience.append((row.question.id, trajectory))

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from ..records import Measured, Question, Trajectory
-from ..settings import check, require
+from ..settings import Positive, check, require
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,24 @@ class TrajectorySelector:
         'length'      response tokens
         'recency'     training step of the stored log-probs: 'highest' is the newest
         'random'      no score: each is as likely, whatever `prefer` says
+        'priority'    |r − accuracy| · exp(−age/τ): how far its reward is from its question's latest accuracy, which is
+                      its advantage beside such a group, and how many steps old its log-probs are; the highest, whatever
+                      `prefer` says
     prefer: 'lowest' (the paper: o* = argmin of the entropy) or 'highest' score
+    decay_steps: τ of 'priority'
     """
 
-    by: Literal["entropy", "perplexity", "length", "recency", "random"] = "entropy"
+    by: Literal["entropy", "perplexity", "length", "recency", "random", "priority"] = "entropy"
     prefer: Literal["lowest", "highest"] = "lowest"
+    decay_steps: Positive = 20.0
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown choice."""
         check(TrajectorySelector, vars(self))
+        require(
+            self.by == "priority" or self.decay_steps == TrajectorySelector.decay_steps,
+            f"TrajectorySelector.decay_steps is of TrajectorySelector.by = 'priority', not {self.by!r}",
+        )
 
     def to_score(self, stored: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, Sequence[Trajectory]]:
         """Those whose score takes a forward pass and can change the choice: of questions with several."""
@@ -44,9 +53,12 @@ class TrajectorySelector:
         stored: Mapping[Question, Sequence[Trajectory]],
         scores: Mapping[Question, Sequence[Measured]],
         rng: np.random.Generator,
+        accuracies: Mapping[str, float] = {},
+        step: int = 0,
     ) -> dict[str, Trajectory]:
         """One trajectory per question id. scores: for each question of `to_score`, what was measured of each
-        trajectory, in order.
+        trajectory, in order. accuracies, step: for 'priority', the latest of each question, and the step under way; a
+        question without one has been mastered since
 
         Equal scores are decided by the newer step, then by the token hash, so that the choice is the same on every
         machine. Raises ValueError unless each trajectory of a question that needs scores has one finite score.
@@ -59,17 +71,21 @@ class TrajectorySelector:
             elif self.by == "random":
                 chosen[question.id] = own[int(rng.integers(len(own)))]
             else:
-                values = self._scores(own, scores.get(question, ()))
+                values = self._scores(own, scores.get(question, ()), accuracies.get(question.id, 1.0), step)
                 require(
                     len(values) == len(own) and all(map(math.isfinite, values)),
                     f"question {question.id}: needs {len(own)} finite scores, one a trajectory, got {values}",
                 )
-                sign = 1 if self.prefer == "lowest" else -1
+                sign = 1 if self.prefer == "lowest" and self.by != "priority" else -1
                 best = min(range(len(own)), key=lambda i: (sign * values[i], -own[i].step, own[i].key))
                 chosen[question.id] = own[best]
         return chosen
 
-    def _scores(self, stored: Sequence[Trajectory], measured: Sequence[Measured]) -> list[float]:
+    def _scores(
+        self, stored: Sequence[Trajectory], measured: Sequence[Measured], accuracy: float, step: int
+    ) -> list[float]:
+        if self.by == "priority":
+            return [abs(one.reward - accuracy) * math.exp((one.step - step) / self.decay_steps) for one in stored]
         if self.by == "length":
             return [trajectory.length for trajectory in stored]
         if self.by == "recency":

@@ -261,7 +261,9 @@ class TrainingRun:
     ) -> tuple[dict[str, Trajectory], dict[str, ScoredTrajectories]]:
         """One stored trajectory of each question, and what it was chosen from, by question id."""
         scores = self.engine.score(selector.to_score(stored))
-        chosen = selector.choose(stored, scores, self.experiment.mixer.rng)
+        records = {question.id: self.buffer.records.get(question.id) for question in stored}
+        accuracies = {id_: float(record.accuracy) for id_, record in records.items() if record}
+        chosen = selector.choose(stored, scores, self.experiment.mixer.rng, accuracies, self.steps + 1)
         return chosen, {
             question.id: ScoredTrajectories(own, scores.get(question, ())) for question, own in stored.items()
         }

@@ -148,6 +148,17 @@ def test_an_ablation_of_a_part_that_the_run_never_asks_is_named(files, override,
     assert [NO_ENTROPY in each for each in warnings] == [True] * warned
 
 
+@pytest.mark.parametrize(
+    "more",
+    [(), ("ReplayBuffer.counts_stored = True",), ("ReplayBuffer.difficulty = 'reward_spread'",)],
+    ids=["unbounded", "counted", "by spread"],
+)
+def test_failures_are_stored_in_a_bounded_buffer_that_takes_none_for_a_success(more):
+    bounded = ("ReplayBuffer.max_bytes = 1000000",) if more else ("ReplayBuffer.per_question = None",)
+    with pytest.raises(ValueError, match=r"ReplayMixer.stores = 'all' needs ReplayBuffer.per_question or .max_bytes"):
+        config.load(["base.gin"], ["ReplayMixer.stores = 'all'", *bounded, *more])
+
+
 def test_an_ablation_without_effect_by_set_is_named_with_it(caplog):
     config.load(["smollm2.gin"], ["QuestionSampler.mu = 0.25"])
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]

@@ -70,6 +70,9 @@ REFUSED = {
         (dict(store_up_to=1.5), r"store_up_to .* got 1\.5"),
         (dict(store_up_to=NAN), "store_up_to .* got nan"),
         (dict(store_up_to="two"), "store_up_to .* got 'two'"),
+        (dict(stores="failures"), "stores must be one of 'successes', 'above_mean', 'all'; got 'failures'"),
+        (dict(stores="all", fresh_beside="unless_solved"), "stores = 'all' stores failures, .* None and 'unless_"),
+        (dict(stores="all", late_injection="newest", rho=0), "stores = 'all' stores failures, .* 'newest' and None"),
     ],
     QuestionSampler: [
         (dict(sigma=0), "sigma must be a positive number"),
@@ -83,7 +86,12 @@ REFUSED = {
         (dict(weight="group"), "weight"),
         (dict(partition="third"), "partition"),
     ],
-    TrajectorySelector: [(dict(by="luck"), "by must be"), (dict(prefer="middle"), "prefer must be")],
+    TrajectorySelector: [
+        (dict(by="luck"), "by must be"),
+        (dict(prefer="middle"), "prefer must be"),
+        (dict(by="priority", prefer="highest", decay_steps=0.0), "decay_steps must be positive and finite, got 0"),
+        (dict(decay_steps=5.0), r"decay_steps is of TrajectorySelector\.by = 'priority', not 'entropy'"),
+    ],
     DifficultyBuckets: [
         ({name: pair}, f"{name} .* 0 < low < high < 1")
         for name, pair in itertools.product(("thresholds", "quantiles"), PAIRS)

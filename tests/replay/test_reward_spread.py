@@ -118,7 +118,9 @@ def test_what_is_above_its_groups_mean_is_stored_or_what_is_a_success():
     groups = [graded([0.1, 0.4, 0.6, 0.8], QUESTIONS[0]), graded([0.5] * 4, QUESTIONS[1])]
     groups.append(graded([0.9, 0.2, 0.2, None], QUESTIONS[2], success_at=0.9))
     groups.append(graded([1.0, 0.0] * 2, QUESTIONS[3], "length"))
-    for stores, expected in (("above_mean", [(0, 0.6), (0, 0.8), (2, 0.9)]), ("successes", [(2, 0.9)])):
+    finished = [*((0, r) for r in (0.1, 0.4, 0.6, 0.8)), *[(1, 0.5)] * 4, (2, 0.9), (2, 0.2), (2, 0.2)]
+    kept = {"above_mean": [(0, 0.6), (0, 0.8), (2, 0.9)], "successes": [(2, 0.9)], "all": finished}
+    for stores, expected in kept.items():
         batch = assemble(groups)
         logprobs = [np.zeros(2, np.float32)] * 16
         experience = mixer(stores=stores).collect(batch, logprobs, 1)

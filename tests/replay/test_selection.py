@@ -56,6 +56,19 @@ def test_equal_scores_take_the_newest_then_the_smaller_hash_whatever_the_order(b
             assert TrajectorySelector(by, prefer).choose({Q: order}, equal, rng())["q"] is expected
 
 
+def test_the_priority_is_the_distance_from_the_accuracy_and_falls_with_age():
+    kept = [trajectory([step, 1], step, reward=reward) for step, reward in ((5, 1.0), (9, 0.0), (1, 0.0))]
+    selector = TrajectorySelector("priority", decay_steps=4.0)
+    assert selector.to_score({Q: kept}) == {}
+    for accuracy, step in itertools.product((0.0, 0.1, 0.25, 0.5, 0.9, 1.0), (10, 30)):
+        scores = [abs(one.reward - accuracy) * math.exp(-(step - one.step) / 4.0) for one in kept]
+        for order in itertools.permutations(kept):
+            assert selector.choose({Q: order}, {}, rng(), {"q": accuracy}, step)["q"] is kept[int(np.argmax(scores))]
+    assert selector.choose({Q: kept}, {}, rng(), {"q": 0.1}, 10)["q"] is kept[0], "a rare success"
+    assert selector.choose({Q: kept}, {}, rng(), {"q": 0.5}, 10)["q"] is kept[1], "of equal distance the younger"
+    assert selector.choose({Q: kept}, {}, rng(), {}, 10)["q"] is kept[1], "mastered since: a failure is far from it"
+
+
 def test_only_trajectories_whose_score_matters_are_scored():
     alone = Question("alone", "1+2=", "3", "sums")
     candidates = {alone: stored(1), Q: stored(3)}
