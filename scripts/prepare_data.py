@@ -56,6 +56,8 @@ def main() -> int:
     measured = (arguments.measure, arguments.questions, arguments.keep, arguments.write_kept)
     if any(measured) and not all(measured):
         parser.error("--measure, --questions, --keep and --write-kept belong together")
+    if arguments.bench and not arguments.measure:
+        parser.error("what stands behind -- is for --measure")
     action = _list if arguments.list else _prepare if arguments.check_overlap is None else _check_overlap
     action = _measure if arguments.measure else action
     try:
@@ -111,14 +113,20 @@ def _check_overlap(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    path, *fields = arguments.questions.split(":")
+    path, *fields = [arguments.questions] if Path(arguments.questions).exists() else arguments.questions.split(":")
     file = (arguments.out / f"{path}.parquet" if path in PUBLIC_SETS else Path(path)).absolute()
     check_written(file, [], arguments.write_kept, None)
     present = column_names(file)
     convert = {"convert": "verl"} if not fields and "reward_model" in present else {"convert": "columns"}
-    fields = dict(zip(("question", "answer"), fields or ["question", "answer"], strict=True))
-    convert |= fields if convert["convert"] == "columns" else {}
-    results = WORKPLACE / "results" / f"{RATE}-{file.stem}-{Path(arguments.measure).name}"
+    if convert["convert"] == "columns":
+        names = fields or ["question", "answer"]
+        if len(names) != 2 or not {*names} <= {*present}:
+            raise ValueError(
+                f"{file} has the columns {', '.join(present)}: --questions {path}:QUESTION:ANSWER names two"
+            )
+        convert |= dict(zip(("question", "answer"), names, strict=True))
+    model = "-".join(Path(arguments.measure).parts[-2:])  # of checkpoints the run's name too
+    results = WORKPLACE / "results" / f"{RATE}-{file.stem}-{model}"
     block = {"title": RATE, "verifier": arguments.kind, "ask": "", "samples": arguments.samples, "temperature": 1.0}
     lines = [f"{name} = {json.dumps(value)}" for name, value in block.items()]
     one = ", ".join(f"{name} = {json.dumps(value)}" for name, value in {"name": file.name, **convert}.items())

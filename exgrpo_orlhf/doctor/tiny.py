@@ -165,6 +165,7 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         "train.best_metric = None",
         "train.save_every = 1",
         "Tracking.enabled = False",
+        "Tracking.also = ()",
     ]
     experiment = config.load(["base.gin"], bindings)
     assert experiment.openrlhf is not None

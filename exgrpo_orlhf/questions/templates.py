@@ -71,7 +71,7 @@ def taken(common: Mapping[str, Any], own: Any, tokenizer: Any, where: str) -> di
     kwargs, apply = {**common, **(own or {})}, inspect.signature(tokenizer.apply_chat_template)
     ours = {"messages", *apply.parameters} - {"tools", "documents"}
     for name in kwargs:
-        if name in ours or not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+        if name in ours or not re.search(rf"\b{re.escape(str(name))}\b", str(tokenizer.chat_template)):
             raise ValueError(f"{where} does not take {name!r}; chat_template_kwargs are {kwargs}")
     return kwargs
 

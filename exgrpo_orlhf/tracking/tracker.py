@@ -51,7 +51,7 @@ class MlflowTracker:
         the latest session. Raises ValueError for a name that MLflow would refuse.
     run_id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is
         found by the log's identity; None until the server has answered.
-    enabled: whether anything is sent at all
+    enabled: whether MLflow gets anything at all
     start: the finished curve of the supervised start that the run began with
     questions: by context ('training', 'validation'), logged as datasets
 

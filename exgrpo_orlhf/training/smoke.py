@@ -114,7 +114,8 @@ def _tiny(experiment: Experiment) -> Experiment:
         unit, size = divisible_questions(experiment), settings.questions_per_step
         mixer.questions_per_step = min(size, max(1, size // 4 // unit) * unit)
         settings = replace(settings, questions_per_step=mixer.questions_per_step)
-    return replace(experiment, settings=settings, mixer=mixer, tracking=replace(experiment.tracking, enabled=False))
+    tracking = replace(experiment.tracking, enabled=False, also=())
+    return replace(experiment, settings=settings, mixer=mixer, tracking=tracking)
 
 
 def _reachable(uri: str) -> str:

@@ -42,7 +42,9 @@ def test_an_adapter_is_evaluated_as_the_checkpoint_that_it_is_of(checkpoint, mon
     (adapter, prompts), (of_run, of_checkpoint) = (
         evaluated_model.load(str(path)) for path in (checkpoint / "adapter", checkpoint)
     )
-    assert prompts == of_checkpoint == {"template": "plain", "system": None, "chat_template_kwargs": None}, "with the prompts of training"
+    assert prompts == of_checkpoint == {"template": "plain", "system": None, "chat_template_kwargs": None}, (
+        "with the prompts of training"
+    )
     assert (adapter.run, adapter.step, adapter.metrics_log) == (of_run.run, of_run.step, of_run.metrics_log)
     merged, expected = load_file(Path(adapter.path) / "model.safetensors"), load_file(checkpoint / "model.safetensors")
     assert merged.keys() == expected.keys()

@@ -333,7 +333,7 @@ def test_chosen_rows_are_written_with_all_their_columns_and_the_rate(form, tmp_p
 def test_rows_are_kept_by_the_share_of_right_responses_and_the_same_command_goes_on(warm_model, tmp_path):
     asked = ModularChains(count=16, operands=(2, 3), seed=5).load()
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"q": q.prompt, "gold": q.answer}) + "\n" for q in asked))
-    results = WORKPLACE / "results" / f"pass_rate-mine-{warm_model.name}"
+    results = WORKPLACE / "results" / f"pass_rate-mine-{warm_model.parent.name}-{warm_model.name}"
     words = ("--measure", warm_model, "--questions", f"{tmp_path}/mine.jsonl:q:gold", "--kind", "modular_chain")
     more = ("--samples", "6", "--", "--engine", "transformers", "--max-tokens", "24")
     try:
@@ -360,6 +360,7 @@ def test_rows_are_kept_by_the_share_of_right_responses_and_the_same_command_goes
     ("words", "message"),
     [
         (["--measure", "m"], "--measure, --questions, --keep and --write-kept belong together"),
+        (["--list", "--", "--engine", "vllm"], "what stands behind -- is for --measure"),
         (["--keep", "0.9:0.1"], "argument --keep: invalid LOW:HIGH value: '0.9:0.1'"),
         (["--keep", "half"], "argument --keep: invalid LOW:HIGH value: 'half'"),
     ],
@@ -368,3 +369,12 @@ def test_a_measurement_with_options_that_say_nothing_is_refused(words, message):
     done = script(*words)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("fields", ["", ":q", ":q:gold:more", ":q:answer"])
+def test_columns_that_are_not_there_are_named_before_anything_is_sampled(fields, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"q": "1+1?", "gold": "2"}\n')
+    words = ("--measure", "m", "--questions", f"{tmp_path}/mine.jsonl{fields}", "--keep", "0:1")
+    done = script(*words, "--write-kept", tmp_path / "kept.jsonl")
+    assert done.returncode == 1
+    assert "mine.jsonl has the columns q, gold: --questions" in done.stderr
