@@ -32,7 +32,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import write, write_json
+from exgrpo_orlhf.files import sha256, write, write_json
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_with, write_without
@@ -58,6 +58,11 @@ def main() -> int:
         parser.error("--measure, --questions, --keep and --write-kept belong together")
     if arguments.bench and not arguments.measure:
         parser.error("what stands behind -- is for --measure")
+    if arguments.measure and (arguments.list or arguments.only or arguments.check_overlap):
+        parser.error("--measure goes without --list, --only and --check-overlap")
+    ours = {"--out", "--model", "--definitions", "--benchmarks", "--data", "--limit", "--samples"}
+    if taken := ours & {word.partition("=")[0] for word in arguments.bench}:
+        parser.error(f"{', '.join(sorted(taken))} behind --: --measure sets that, and measures every question")
     action = _list if arguments.list else _prepare if arguments.check_overlap is None else _check_overlap
     action = _measure if arguments.measure else action
     try:
@@ -126,7 +131,7 @@ def _measure(arguments: argparse.Namespace) -> int:
             )
         convert |= dict(zip(("question", "answer"), names, strict=True))
     model = "-".join(Path(arguments.measure).parts[-2:])  # of checkpoints the run's name too
-    results = WORKPLACE / "results" / f"{RATE}-{file.stem}-{model}"
+    results = WORKPLACE / "results" / f"{RATE}-{file.stem}-{sha256(file)[:8]}-{model}"
     block = {"title": RATE, "verifier": arguments.kind, "ask": "", "samples": arguments.samples, "temperature": 1.0}
     lines = [f"{name} = {json.dumps(value)}" for name, value in block.items()]
     one = ", ".join(f"{name} = {json.dumps(value)}" for name, value in {"name": file.name, **convert}.items())

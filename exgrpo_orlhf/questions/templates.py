@@ -68,8 +68,9 @@ def taken(common: Mapping[str, Any], own: Any, tokenizer: Any, where: str) -> di
     Raises ValueError for one that the template does not read, which jinja would ignore."""
     if own is not None and not isinstance(own, Mapping):
         raise ValueError(f"{where}: chat_template_kwargs is {own!r:.80}, not an object with names and values")
-    kwargs, apply = {**common, **(own or {})}, inspect.signature(tokenizer.apply_chat_template)
-    ours = {"messages", *apply.parameters} - {"tools", "documents"}
+    if not (kwargs := {**common, **(own or {})}):
+        return kwargs
+    ours = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
     for name in kwargs:
         if name in ours or not re.search(rf"\b{re.escape(str(name))}\b", str(tokenizer.chat_template)):
             raise ValueError(f"{where} does not take {name!r}; chat_template_kwargs are {kwargs}")

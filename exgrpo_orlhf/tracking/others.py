@@ -88,10 +88,13 @@ class OtherTrackers:
     def _start(self, name: str) -> Any:
         from accelerate import tracking
 
-        with suppress(OSError, ValueError, KeyError):
-            before = json.loads(self._file.read_text(encoding="utf-8"))
-            if before["log"] == self._log.identity:
-                self._sent[name] = int(before["steps"].get(name, -1))
+        with suppress(FileNotFoundError):
+            try:
+                before = json.loads(self._file.read_text(encoding="utf-8"))
+                if before["log"] == self._log.identity:  # else of a run that was here before
+                    self._sent[name] = int(before["steps"].get(name, -1))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{self._file} is damaged; without it all steps are sent again") from error
         session = _Session(self._run_name, self._log.path.parent, self._log.identity, self._sent[name])
         project = "tensorboard" if name == "tensorboard" else self._project  # its folder's name in the run's
         tracker: Any = tracking.LOGGER_TYPE_TO_CLASS[name](project, **_ARGUMENTS[name](session))

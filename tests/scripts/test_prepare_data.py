@@ -19,6 +19,7 @@ from http_server import http_server
 from run_builders import ROOT
 from run_builders import rows as rows_of
 
+from exgrpo_orlhf.files import sha256
 from exgrpo_orlhf.paths import WORKPLACE
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.boxes import last_box
@@ -333,7 +334,8 @@ def test_chosen_rows_are_written_with_all_their_columns_and_the_rate(form, tmp_p
 def test_rows_are_kept_by_the_share_of_right_responses_and_the_same_command_goes_on(warm_model, tmp_path):
     asked = ModularChains(count=16, operands=(2, 3), seed=5).load()
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"q": q.prompt, "gold": q.answer}) + "\n" for q in asked))
-    results = WORKPLACE / "results" / f"pass_rate-mine-{warm_model.parent.name}-{warm_model.name}"
+    digest = sha256(tmp_path / "mine.jsonl")[:8]
+    results = WORKPLACE / "results" / f"pass_rate-mine-{digest}-{warm_model.parent.name}-{warm_model.name}"
     words = ("--measure", warm_model, "--questions", f"{tmp_path}/mine.jsonl:q:gold", "--kind", "modular_chain")
     more = ("--samples", "6", "--", "--engine", "transformers", "--max-tokens", "24")
     try:
@@ -361,6 +363,14 @@ def test_rows_are_kept_by_the_share_of_right_responses_and_the_same_command_goes
     [
         (["--measure", "m"], "--measure, --questions, --keep and --write-kept belong together"),
         (["--list", "--", "--engine", "vllm"], "what stands behind -- is for --measure"),
+        (
+            ["--measure", "m", "--questions", "q", "--keep", "0:1", "--write-kept", "k.jsonl", "--list"],
+            "--measure goes without --list, --only and --check-overlap",
+        ),
+        (
+            ["--measure", "m", "--questions", "q", "--keep", "0:1", "--write-kept", "k.jsonl", "--", "--out=x"],
+            "--out behind --: --measure sets that, and measures every question",
+        ),
         (["--keep", "0.9:0.1"], "argument --keep: invalid LOW:HIGH value: '0.9:0.1'"),
         (["--keep", "half"], "argument --keep: invalid LOW:HIGH value: 'half'"),
     ],

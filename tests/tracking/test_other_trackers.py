@@ -71,6 +71,21 @@ def same(found: Steps, expected: Steps) -> bool:
 
 
 @needs_tensorboard
+def test_a_damaged_note_of_what_was_sent_is_named_and_nothing_is_sent_twice(tmp_path, caplog):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append(0, {"reward/mean": 0.5})
+    for damage in ("", "[]", '{"log": "x"', '{"steps": {}}'):
+        (tmp_path / others.SENT).write_text(damage)
+        caplog.clear()
+        others.OtherTrackers(log, Tracking(also=("tensorboard",)), "run", {}).send()
+        assert "trackers.json is damaged; without it all steps are sent again" in caplog.text
+        assert not (tmp_path / "tensorboard").exists()
+    (tmp_path / others.SENT).unlink()
+    others.OtherTrackers(log, Tracking(also=("tensorboard",)), "run", {}).send()
+    assert in_tensorboard(tmp_path) == {"reward/mean": {0: 0.5}}
+
+
+@needs_tensorboard
 def test_a_run_that_goes_on_has_every_step_once_in_tensorboard_and_in_wandb(raw_model, tmp_path, monkeypatch):
     names = ["tensorboard", *(["wandb"] if importlib.util.find_spec("wandb") else [])]
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -125,6 +140,7 @@ def test_an_error_is_said_once_stops_nothing_and_the_steps_come_at_the_next_chec
 def test_a_tracker_that_is_not_known_or_not_installed_is_refused_before_the_run(raw_model, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"Tracking.also takes 'wandb', .*; got \('wandbb',\)"):
         Tracking(also=("wandbb",))
+    assert Tracking(also=tuple(others._ARGUMENTS)), "each that has arguments can be bound"
     monkeypatch.setattr(others, "find_spec", lambda name: None if name == "swanlab" else object())
     with pytest.raises(ValueError, match=r"Tracking.also = \('swanlab',\): pip install swanlab"):
         train_small(raw_model, tmp_path / "run", "Tracking.also = ('swanlab',)")

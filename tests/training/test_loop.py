@@ -136,6 +136,16 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
         go(warm_model, tmp_path / "fifth", f"Work.experience = {str(run)!r}")
 
 
+def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(warm_model, tmp_path):
+    all_of_them = ("ReplayMixer.stores = 'all'", "ReplayBuffer.per_question = 4")
+    go(warm_model, tmp_path / "first", "train.steps = 2", *all_of_them)
+    borrowed = f"Work.experience = {str(tmp_path / 'first' / 'checkpoint-2')!r}"
+    with pytest.raises(ValueError, match=r"its run stored failures too \(ReplayMixer.stores = 'all'\), which this one"):
+        go(warm_model, tmp_path / "second", "train.steps = 1", borrowed)
+    go(warm_model, tmp_path / "third", "train.steps = 1", "train.seed = 1", *all_of_them, borrowed)
+    assert rows(tmp_path / "third")[1]["replay/actual_share"] > 0
+
+
 @pytest.mark.slow
 def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(warm_model, tmp_path, monkeypatch):
     """In the same MLflow run, as long as the configuration is the same: its steps are."""
