@@ -1,7 +1,8 @@
 """Sends a run's metrics from `metrics.jsonl` to other trackers too, by accelerate's classes: W&B, TensorBoard, ….
 
-As with MLflow, the log is the record, and no failure stops training. What has been sent is kept beside the log, so that
-a run that goes on sends no step twice.
+As with MLflow, the log is the record, and no failure stops training. What has arrived is noted beside the log, and is
+not sent again when the run goes on. Most trackers say so only by their end: W&B's offline file lacks all steps of a
+killed run. Such steps are sent again, and a tracker that has them already drops them, as W&B's server does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .client import first_line
 from .metrics_log import MetricsLog
 
 logger = logging.getLogger(__name__)
-SENT = "trackers.json"  # in a run's folder: the log's identity, and by tracker the last step that it got
+SENT = "trackers.json"  # in a run's folder: the log's identity, and by tracker the last step that it surely has
+_WRITES_AT_ONCE = ("tensorboard",)
 
 
 class _Session(NamedTuple):
@@ -55,6 +57,7 @@ class OtherTrackers:
         self._file, self._trackers = log.path.with_name(SENT), dict[str, Any]()
         self._failed: set[str] = set()
         self._sent = dict.fromkeys(settings.also, -1)
+        self._noted: dict[str, int] = {}
 
     def send(self, again: bool = False) -> None:
         """The steps that they lack. again: also to those that have failed"""
@@ -65,7 +68,7 @@ class OtherTrackers:
     def close(self) -> None:
         self.send(again=True)
         for name in {*self._trackers} - self._failed:
-            self._attempt(name, lambda name: self._trackers.pop(name).finish())
+            self._attempt(name, self._finish)
 
     def _attempt(self, name: str, part: Callable[[str], None]) -> None:
         try:
@@ -83,7 +86,16 @@ class OtherTrackers:
             step = row.pop("step")
             tracker.log({key: value for key, value in row.items() if key != "time"}, step=step)
             self._sent[name] = step
-            write(self._file, json.dumps({"log": self._log.identity, "steps": self._sent}))
+            if name in _WRITES_AT_ONCE:
+                self._note(name)
+
+    def _finish(self, name: str) -> None:
+        self._trackers.pop(name).finish()
+        self._note(name)
+
+    def _note(self, name: str) -> None:
+        self._noted[name] = self._sent[name]
+        write(self._file, json.dumps({"log": self._log.identity, "steps": self._noted}))
 
     def _start(self, name: str) -> Any:
         from accelerate import tracking
@@ -92,6 +104,7 @@ class OtherTrackers:
             try:
                 before = json.loads(self._file.read_text(encoding="utf-8"))
                 if before["log"] == self._log.identity:  # else of a run that was here before
+                    self._noted = {**before["steps"], **self._noted}
                     self._sent[name] = int(before["steps"].get(name, -1))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{self._file} is damaged; without it all steps are sent again") from error
