@@ -20,7 +20,7 @@ import numpy as np
 
 from ..redaction import without_password
 from ..show.tables import count, first_few
-from ..tracking.client import all_runs, connect, sqlite_file
+from ..tracking.client import all_runs, connect, reading, sqlite_file
 from .comparison import named_by_settings, newest
 from .curve import SECONDS, TOKENS, Curve, History, Params, TrackedRun, curve_of
 
@@ -171,9 +171,10 @@ class Store:
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            yield
+            with reading():
+                yield
         except (MlflowException, SQLAlchemyError, OSError) as error:
-            first = str(error).strip().partition("\n")[0][:300].replace(self._uri, self.uri)
+            first = str(error).strip().partition("\n")[0][:600].replace(self._uri, self.uri)
             raise StoreError(f"MLflow at {self.uri}: {first}") from error
 
 

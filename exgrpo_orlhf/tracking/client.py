@@ -8,6 +8,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds, which training waits
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+READING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}  # nothing waits but the reader
 
 
 SCHEMES = ("file", "http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
@@ -71,6 +73,17 @@ def connect(uri: str, create: bool = True) -> MlflowClient:
     if create:
         create_sqlite(uri)
     return MlflowClient(tracking_uri=uri)
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Within this context a busy server has the time it needs, unless the user has said how much."""
+    ours = {name: value for name, value in MLFLOW_ENVIRONMENT.items() if os.environ.get(name) == value}
+    os.environ.update({name: READING.get(name, value) for name, value in ours.items()})
+    try:
+        yield
+    finally:
+        os.environ.update(ours)
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str) -> str:

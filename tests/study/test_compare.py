@@ -6,12 +6,16 @@ import csv
 import io
 import itertools
 import math
+import os
 import re
 import shlex
 import shutil
+import signal
 import socket
+import threading
 import time
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +34,7 @@ from exgrpo_orlhf.show.seeds import holm
 from exgrpo_orlhf.study.comparison import MEASURES, compare
 from exgrpo_orlhf.study.comparison_tables import curves_csv, values_csv
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
+from exgrpo_orlhf.tracking import client
 
 METRIC, OLD = "eval/avg", "eval/old"
 STEPS = 20
@@ -263,6 +268,25 @@ def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said
     (tmp_path / "none.db").write_bytes(b"no database at all, but as long as one may be" * 50)
     assert script("compare") == 2
     assert re.search(r"error: MLflow at sqlite.*none\.db: .*not a database", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("theirs", "waits"), [(None, True), ("2", False)])  # the user's own limit stays
+def test_a_busy_server_has_longer_than_a_training_run_would_wait(server, monkeypatch, theirs, waits):
+    for name in client.READING:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(client.MLFLOW_ENVIRONMENT, "MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    if theirs:
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", theirs)
+    store = Store(server.uri)
+    os.killpg(server.process.pid, signal.SIGSTOP)
+    going_on = threading.Timer(3 if waits else 6, os.killpg, (server.process.pid, signal.SIGCONT))
+    going_on.start()
+    try:
+        with nullcontext() if waits else pytest.raises(StoreError, match="Read timed out"):
+            assert store.select("exgrpo", None, [OLD], "tags.seed = '7'", False).runs
+    finally:
+        going_on.join()
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == (theirs or "1")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
