@@ -18,8 +18,9 @@ not measured.
 7  the local engine's update of rows that share prompts: padded, packed, and with compiled layers
 8  OpenRLHF's step on the work of 6 with replay, by scripts/train.py, in parts
 
-All sections are meant to take less than ten minutes, which has not been measured; vLLM and DeepSpeed's Adam are
-compiled at their first start. `--small` runs on the CPU.
+On an H200 section 1 took half a minute, 4 a minute, 6 five minutes; 3 had not ended after two and a half, and 2, 5 and
+7 not after one (2 and 3 have become shorter since). vLLM and DeepSpeed's Adam are compiled at their first start.
+`--small` runs on the CPU.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def local_engine(work: Work) -> Figures:
 def by_the_engine(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> dict[str, Timed]:
     engine, plan = work.engine("bfloat16"), Plan(1, [group.question for group in batch.groups], [], {})
     return {
-        "generation": timed(work, lambda: list(engine.rollout(plan, len(batch.rows[0])))),
+        "generation": timed(work, lambda: list(engine.rollout(plan, len(batch.rows[0]))), repeats=1),
         "scoring": timed(work, lambda: measure(engine.forward, rows, work.size.tokens)),
         "update": timed(work, lambda: engine.update(batch, work.loss)),
     }
@@ -194,7 +195,8 @@ def by_transformers(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> di
         optimizer.zero_grad(set_to_none=True)
         return norm
 
-    return {"generation": timed(work, generate), "scoring": timed(work, score), "update": timed(work, update)}
+    generation = timed(work, generate, repeats=1)
+    return {"generation": generation, "scoring": timed(work, score), "update": timed(work, update)}
 
 
 def throughput(work: Work) -> Figures:
@@ -243,7 +245,8 @@ SECTIONS: dict[int, tuple[str, Callable[[Work], Figures], tuple[str, ...]]] = { 
 
 
 def run(section: int, work: Work) -> Figures:
-    """In a process of its own, silent but for its exceptions."""
+    """In a process of its own, silent but for its exceptions and what `timed` says."""
+    work = work._replace(progress=os.fdopen(os.dup(1), "w"))
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     return SECTIONS[section][1](work)
@@ -288,7 +291,8 @@ def main() -> int:
         goals.append(
             {"section": number, "figure": name, "goal": f"{sense} {limit}", "outcome": outcome, "value": value}
         )
-        print(f"{outcome:14}{number}  {name:44}{sense} {limit}")
+        if number in arguments.section:
+            print(f"{outcome:14}{number}  {name:44}{sense} {limit}")
     count = Counter(goal["outcome"] for goal in goals)
     results = {"card": card, "date": f"{datetime.now(UTC):%Y-%m-%d}", "versions": versions, "failed": failed}
     results |= {"sections": {SECTIONS[n][0]: f for n, f in sections.items()}, "goals": goals}

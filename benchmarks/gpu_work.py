@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class Size(NamedTuple):
     model: tuple[int, int, int, int] = (896, 24, 14, 4864)  # hidden size, layers, heads, inner size
     vocabulary: int = 151_936
     statistics: Mapping[str, tuple[int, int]] = {"3,584": (8192, 3584), "896": (8192, 896)}  # tokens and hidden size
-    chain: Mapping[str, Any] = {"operands": (3, 4, 5, 6, 7, 8)}  # settings of section 2's model
+    chain: Mapping[str, Any] = {"operands": (3, 4, 5, 6, 7, 8), "steps": 200}  # settings of section 2's model
     questions: int = 16
     group: int = 8
     run: tuple[int, int] = (64, 8)  # questions of a step and steps, sections 6 and 8
@@ -48,11 +48,12 @@ SMALL = Size(
 
 
 class Work(NamedTuple):
-    """What a section works on. folder: for models and runs"""
+    """What a section works on. folder: for models and runs; progress: where `timed` says what it has timed"""
 
     cuda: bool
     size: Size
     folder: Path
+    progress: TextIO | None = None
 
     @property
     def device(self) -> str:
@@ -107,18 +108,21 @@ class Timed(NamedTuple):
     gigabytes: float  # allocated at most in all of them; 0 on a CPU
 
 
-def timed(work: Work, function: Callable[[], Any]) -> Timed:
+def timed(work: Work, function: Callable[[], Any], repeats: int | None = None) -> Timed:
     gc.collect()
+    began = time.perf_counter()
     synchronize = torch.cuda.synchronize if work.cuda else lambda: None
     if work.cuda:
         torch.cuda.reset_peak_memory_stats()
     first, seconds = function(), []
-    for _ in range(work.size.repeats):
+    for _ in range(repeats or work.size.repeats):
         synchronize()
         begin = time.perf_counter()
         function()
         synchronize()
         seconds.append(time.perf_counter() - begin)
+    line = f"   … {min(seconds) * 1e3:,.4g} ms ({time.perf_counter() - began:.0f} s for all)"
+    print(line, file=work.progress, flush=True)
     return Timed(first, min(seconds), torch.cuda.max_memory_allocated() / 1e9 if work.cuda else 0.0)
 
 
