@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
-from run_builders import train_small
+from run_builders import environment, small_bindings, train_command, train_small, wait_until
 from tracking_builders import tracker
 
 from exgrpo_orlhf.settings import Tracking
@@ -104,6 +107,26 @@ def test_a_run_that_goes_on_has_every_step_once_in_tensorboard_and_in_wandb(raw_
         metrics, ids = in_wandb(run)
         assert same(metrics, logged(run))
         assert ids == {(run / "metrics.id").read_text().strip()}, "one run, which its resume continues"
+
+
+@needs_tensorboard
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="no wandb here")
+def test_after_a_real_kill_every_step_is_once_in_both(raw_model, tmp_path):
+    bindings = small_bindings(raw_model, "train.steps = 8", "train.save_every = 3")
+    bindings += ["Tracking.also = ('tensorboard', 'wandb')"]
+    run, words = tmp_path / "run", {"env": environment(WANDB_MODE="offline"), "cwd": tmp_path}
+    command, log = train_command(run, bindings), run / "metrics.jsonl"
+    process = subprocess.Popen(command, start_new_session=True, **words)
+    wait_until(lambda: log.is_file() and '"step":4' in log.read_text().replace(" ", ""))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    subprocess.run([*command, "--resume"], check=True, **words)
+    # A step that was made again took another time; TensorBoard keeps the first.
+    untimed = lambda steps: {name: values for name, values in steps.items() if not name.startswith("time/")}
+    assert max(logged(run)["reward/mean"]) == 8
+    for found in (in_tensorboard(run), in_wandb(run)[0]):
+        assert same(untimed(found), untimed(logged(run)))
 
 
 def test_an_error_is_said_once_stops_nothing_and_the_steps_come_at_the_next_checkpoint(tmp_path, monkeypatch, caplog):
