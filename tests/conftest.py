@@ -57,6 +57,7 @@ LONG = (
     "test_doctor.py::test_planted_faults_are_named",
     "test_explore.py::test_a_hundred_thousand_questions",
     "test_openrlhf_lora.py::test_with_zero_3_on_two_ranks",
+    "test_openrlhf_run.py::test_a_run_goes_on_with_another_number_of_ranks",
     "test_openrlhf_matrix.py::*[1-",
     "test_openrlhf_run.py::test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal",
     "test_openrlhf_run.py::test_a_full_object_store_ends_the_run_with_its_name",

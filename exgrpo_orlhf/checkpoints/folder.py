@@ -12,6 +12,7 @@ best                          a link to the checkpoint with the best train.best_
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ BEST = "best"
 STATE = "trainer/state.json"
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
 BEFORE_A_RUN = {"run.log", "failed.json", "logs", "supervised.jsonl"}  # what a killed start may leave
+RANKS = ("actor.num_nodes", "actor.num_gpus_per_node", "ref.num_nodes", "ref.num_gpus_per_node")
 IDENTITY = "metrics.id"  # the run's identity, a random name (tracking/metrics_log.py)
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -259,7 +261,7 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
     except manifest.ManifestError as error:
         raise UnusableCheckpoint(str(error)) from error
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    before: dict[str, str] = state["identity"]
+    before, identity = _on_any_ranks(state["identity"]), _on_any_ranks(identity)
     if before != identity:
         changed = [
             f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"
@@ -271,6 +273,13 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
             "Resume with the same gin files and bindings, or start a new run under another --name"
         )
     return state
+
+
+def _on_any_ranks(identity: dict[str, str]) -> dict[str, str]:
+    """Without the flags that say on how many GPUs OpenRLHF trains, which may change (openrlhf/universal.py)."""
+    flags = ast.literal_eval(identity.get("OpenRLHF.flags", "{}"))
+    kept = {flag: value for flag, value in flags.items() if flag not in RANKS}
+    return {**identity, "OpenRLHF.flags": repr(kept)} if flags else identity
 
 
 def name_end_tokens(checkpoint: Path, end: Sequence[int]) -> None:

@@ -38,7 +38,7 @@ from ...workers.fork_server import close_workers
 from ..job import Job
 from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
-from . import cpu, memory, packed_attention
+from . import cpu, memory, packed_attention, universal
 from . import flags as openrlhf_flags
 from .worker_environment import wrong_arch_list
 
@@ -84,6 +84,8 @@ def launch(
         _check_shapes(experiment, args)
         _check_work(experiment, model_path, job.questions, begins=checkpoint is None)
         _check_node(experiment, args, model_path)
+        if checkpoint is not None:
+            universal.convert(args, checkpoint, run)
         # Imported only after all checks: this takes seconds and starts processes.
         output = None
         if logs is not None:

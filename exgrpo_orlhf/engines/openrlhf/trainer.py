@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from ...sampling.ray_engines import RaySampler, results
 from ..engine import Engine, LogProbs, NonFiniteUpdate, UpdateStats
 from ..job import Job
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
+from . import universal
 from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .output import mark_messages
@@ -193,6 +195,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             if folder.name != f"checkpoint-{states.get('global_step')}":
                 raise CheckpointError(f"{folder}: an actor has loaded step {states.get('global_step')} instead")
             self.step = int(states["global_step"])
+        shutil.rmtree(self.job.run / universal.FOLDER, ignore_errors=True)
         self.sync()
 
     def _results(self, references: list[Any]) -> Any:

@@ -18,6 +18,7 @@ from openrlhf_actor import LOSS, actor_weights, experience_of, fit, make_actor
 from run_builders import small_bindings
 
 from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.engines.openrlhf import universal
 from exgrpo_orlhf.engines.openrlhf.dealing import deal_passes
 from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
 from exgrpo_orlhf.engines.rows import ForwardRow
@@ -176,6 +177,35 @@ def test_what_a_rank_writes_is_hashed_there_and_damage_is_refused_before_ray_is_
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
+def test_a_checkpoint_becomes_whole_tensors_for_another_number_of_ranks(warm_model, tmp_path):
+    actor, saved = make_actor(warm_model), tmp_path / "checkpoint-1"
+    fit(actor, mixed_batch(make_engine(warm_model), n=8))
+    saved.mkdir()
+    actor.save_state(str(saved), 1)
+    sizes, flags, path = (SimpleNamespace(**values) for values in ({"num_nodes": 1}, {}, {"path": str(saved)}))
+    args = SimpleNamespace(actor=sizes, ds=flags, ckpt=path)
+    sizes.num_gpus_per_node = 2
+    universal.convert(args, saved, tmp_path)
+    folder = tmp_path / "universal"
+    assert (args.ckpt.path, args.ds.use_universal_ckpt) == (str(folder), True)
+    assert (folder / "config.json").resolve() == saved / "config.json"
+    tag = (folder / "_actor" / "latest_universal").read_text()
+    whole = folder / "_actor" / tag / "zero"
+    for name, weight in actor.actor.model.module.named_parameters():
+        tensor = torch.load(whole / name / "fp32.pt", weights_only=False)["param"]
+        assert torch.equal(tensor.to(weight.dtype), weight.detach().cpu()), name
+        assert (whole / name / "exp_avg.pt").exists()
+    sizes.num_gpus_per_node, args.ckpt.path = 1, str(saved)
+    universal.convert(args, saved, tmp_path)
+    assert (folder.exists(), args.ckpt.path) == (False, str(saved))
+    (part,) = (saved / "_actor" / tag).glob("*_optim_states.pt")
+    part.write_bytes(part.read_bytes()[:-1000])
+    sizes.num_gpus_per_node = 4
+    with pytest.raises(checkpoints.CheckpointError, match="cannot be converted for 4 actors instead of 1:\n"):
+        universal.convert(args, saved, tmp_path)
+
+
 def average(actor) -> torch.Tensor:
     return torch.cat([p.detach().flatten().float().clone() for p in actor.ema_model.model.module.parameters()])
 
@@ -186,3 +216,16 @@ def test_flags_of_execution_may_differ_when_a_run_is_resumed():
 
     assert of(**{"train.max_tokens_per_gpu": 9216, "vllm.gpu_memory_utilization": 0.5}) == of()
     assert of(**{"ds.zero_stage": 3}) != of()
+
+
+def test_the_number_of_ranks_may_differ_too_and_another_stage_is_named(tmp_path):
+    def of(**more):
+        file = "engines/openrlhf_8gpu.gin"
+        return dict(config.load(["toy.gin", file], [f"OpenRLHF.more_flags = {more!r}"]).identity)
+
+    state = {"step": 1, "identity": of()}
+    saved = checkpoints.save(tmp_path, 1, "an id", lambda folder: checkpoints.write_state(folder, state) or {}, keep=1)
+    ranks = {"actor.num_gpus_per_node": 4, "ref.num_gpus_per_node": 4, "vllm.num_engines": 4}
+    assert checkpoints.read_state(saved, of(**ranks))["step"] == 1
+    with pytest.raises(checkpoints.UnusableCheckpoint, match=r"'ds\.zero_stage': 2.* in the checkpoint, .*stage': 3"):
+        checkpoints.read_state(saved, of(**ranks, **{"ds.zero_stage": 3}))

@@ -208,6 +208,31 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
     assert len({one["seed"] for one in samples}) == len(samples) == 3 * 10
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_run_goes_on_with_another_number_of_ranks(stage, warm_model, tmp_path):
+    """Moved from one rank to two and back it trains as the run that stays, until rounding changes a sampled token."""
+
+    def go_on(name: str, steps: int, ranks: int) -> list[dict]:
+        run, resume = tmp_path / name, (tmp_path / name).exists()
+        flags = {"actor.num_gpus_per_node": ranks, "ref.num_gpus_per_node": ranks, "ds.zero_stage": stage}
+        flags |= {"train.micro_batch_size": 4, "rollout.micro_batch_size": 4}
+        more = [f"train.steps = {steps}", "train.eval_every = None", "train.save_every = 1000"]
+        finish(start(run, resume, *bindings(warm_model, *more, **flags)), run)
+        assert not (run / "universal").exists()
+        return rows(run)[1:]
+
+    stayed, moved = go_on("stayed", 5, 1), go_on("moved", 2, 1)
+    for steps, ranks, saved in ((4, 2, 1), (5, 1, 2)):
+        moved = go_on("moved", steps, ranks)
+        assert f"was saved by {saved} actors, and is converted for {ranks}" in log_of(tmp_path / "moved")
+    assert [row["step"] for row in moved] == [1, 2, 3, 4, 5]
+    same = [a["reward/mean"] == b["reward/mean"] for a, b in zip(stayed, moved, strict=True)]
+    assert all(same[:3]), "the first step of two ranks samples with the weights of one"
+    for ours, theirs in [pair for pair, alike in zip(zip(moved, stayed, strict=True), same, strict=True) if alike][:3]:
+        assert ours["policy/loss"] == pytest.approx(theirs["policy/loss"], rel=0.01, abs=1e-6)
+        assert ours["policy/grad_norm"] == pytest.approx(theirs["policy/grad_norm"], rel=0.02)
+
+
 def test_a_colocated_zero_3_run_follows_its_ablation_and_a_signal(warm_model, tmp_path):
     """Bindings reach the Ray workers: the trainer scores no candidates, the actor skips every update."""
     run = tmp_path / "run"
