@@ -22,6 +22,7 @@ COUNTS = ("correct", "graded", "lucky", "checked", "stored")
 REPLAY = ("age", "tokens", "entropy", "others", "surprisal", "log_weight", "of", "place", "sound")
 SHORT = 160  # characters of a prompt in the list of questions
 TEXTS = 4_000_000  # characters of stored responses, at most; the most replayed questions come first
+RATE = "pass_rate"  # the column of prepare_data.py --measure
 LOGGED = 8_000_000  # characters of logged rollouts, at most, their log-probs counted as 8; the newest come first
 
 
@@ -30,6 +31,7 @@ class History:
     """A run's experience. Questions are numbered; `events` and `replays` are tables, stored by column.
 
     ids: 12 digits each, and prompts (their first characters; '' where unknown), by question
+    measured: by question, the share of right responses before the run, where `prepare_data.py --measure` has put it
     events: question `q`, `step`, `kind` (number in KINDS), `correct` of `graded`, `lucky` of `checked`, `stored`, and
         `replay` (its row in `replays`, or −1); in the order of steps
     entropies: of the fresh rollouts of the questions trained on in a step, nats
@@ -46,6 +48,7 @@ class History:
     steps: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
+    measured: list[float | None] = field(default_factory=list)
     events: dict[str, list[int]] = field(default_factory=dict)
     replays: dict[str, list[Any]] = field(default_factory=dict)
     entropies: list[list[float]] = field(default_factory=list)
@@ -99,6 +102,9 @@ def read(
     prompts = {history.ids[q]: rows[-1]["prompt"][:SHORT] for q, rows in history.logged.items()}
     prompts |= {question.id[:ID]: with_roles(question.prompt)[:SHORT] for question in questions}
     history.prompts = [prompts.get(question_id, "") for question_id in history.ids]
+    rates = {question.id[:ID]: question.meta.get(RATE) for question in questions}
+    found = map(rates.get, history.ids)
+    history.measured = [float(rate) if isinstance(rate, int | float) else None for rate in found]
     _bound(history)
     _read_buffer(history, buffer, buffer_step, number, decode)
     return history

@@ -108,7 +108,7 @@ def page(history: History, name: str, notes: Sequence[str] = ()) -> str:
 def packed(history: History) -> str:
     """The page's data, as JSON in gzip in base64."""
     replays = ("age", "of", "place", "entropy", "log_weight", "sound")
-    columns = ("ids", "prompts", "accuracy", "retired", "stored", "distinct", "logged", "texts")
+    columns = ("ids", "prompts", "measured", "accuracy", "retired", "stored", "distinct", "logged", "texts")
     data = {
         "steps": [history.steps[0], history.step],
         "kinds": KINDS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -36,7 +37,9 @@ def run(warm_model, tmp_path_factory) -> Path:
 def made(run, tmp_path_factory) -> Path:
     """The page, with the prompts of the run's questions."""
     path = tmp_path_factory.mktemp("pages") / "explore.html"
-    path.write_text(explore(run, config.load([run / "config.gin"]).questions.load()), encoding="utf-8")
+    questions = config.load([run / "config.gin"]).questions.load()
+    rated = [replace(one, meta={**one.meta, "pass_rate": 0.375}) for one in questions]
+    path.write_text(explore(run, rated), encoding="utf-8")
     return path
 
 
@@ -68,6 +71,7 @@ def test_a_questions_life_is_that_of_the_log(run, made, tmp_path):
         assert console == []
         shown = element(dom, "name")
         assert shown == question or counts[shown] == max(counts.values())
+        assert re.search("accuracy before the run</dt><dd[^>]*>38 %", dom)
         events = events_of(log, shown)
         life = table(dom)
         assert [(int(cells[0]), cells[1].replace(" ", "_")) for cells in life] == events
