@@ -121,6 +121,7 @@ def plots(name: str, steps: int) -> list[Plot]:
     ]
 
 
+@cache
 def calculations(part: str) -> list[tuple[str, ...]]:
     """(left operand, operator, right operand), by name, for each calculation of a part."""
     return [tuple(calculation.split()) for calculation in part.split(";") if calculation]
