@@ -102,7 +102,7 @@ REFUSED = {
     "ckpt.disable_ds": "a checkpoint without optimiser state could not be resumed",
     "ds.load_in_4bit": "quantised weights are not trained, and vLLM needs whole ones; with LoRA it gets the merged "
     "weights, which have no 4-bit form",
-    "ds.use_universal_ckpt": "a checkpoint could not be read again: only a resumed run would use the flag",
+    "ds.use_universal_ckpt": "it is set when a run is resumed with another number of actors",
     "ds.use_liger_kernel": "the output layer computes log-probs instead of logits",
     "ds.zpg": "the second shards of ZeRO++ are for ZeRO-3 between nodes, which nothing here has run on",
     "actor.optim": "Optimizer's settings are AdamW's, as on the local engine",
