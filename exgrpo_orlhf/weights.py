@@ -12,6 +12,7 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from . import files
 from .lazy import torch, transformers
@@ -24,6 +25,13 @@ _THREADS = 4  # tensors read, or files hashed, at a time
 
 class WeightsError(ValueError):
     """A model that is not there, or whose weights or tokenizer do not fit its configuration."""
+
+
+def save(model: Any, folder: Path, **more: Any) -> None:
+    """`save_pretrained` of a model that nothing wraps. To find that out accelerate would import DeepSpeed, where it is
+    installed, which takes 7 s of processor time in every process."""
+    with patch("transformers.modeling_utils.unwrap_model", lambda model: model):
+        model.save_pretrained(folder, **more)
 
 
 def locate(name: str) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import peft
@@ -282,3 +283,17 @@ def test_a_name_that_is_a_path_is_refused_without_a_request(tmp_path, monkeypatc
     for name in ("runs/nope", "./nope", "/nope", "~/nope", "runs/x/checkpoint-9", str(tmp_path / "x")):
         with pytest.raises(evaluated_model.ModelError, match=f"--model {name}: "):
             evaluated_model.load(name)
+
+
+def test_saving_a_model_does_not_import_deepspeed(raw_model, tmp_path, monkeypatch):
+    """Which takes seconds in every process where it is installed."""
+
+    class NoDeepSpeed:
+        def find_spec(self, name: str, *_: object) -> None:
+            assert name != "deepspeed"
+
+    model = AutoModelForCausalLM.from_pretrained(raw_model)
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoDeepSpeed(), *sys.meta_path])
+    weights.save(model, tmp_path)
+    assert {name for name, _ in AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters()}

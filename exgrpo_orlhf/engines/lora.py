@@ -270,6 +270,6 @@ def merge(folder: Path, directory: Path) -> Path:
         message = " ".join(str(error).split())[:300]
         raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({message})") from error
     with cache.making(target) as unfinished:
-        merged.save_pretrained(unfinished)
+        weights.save(merged, unfinished)
         tokenizer_file.save(tokenizer, unfinished)
     return target

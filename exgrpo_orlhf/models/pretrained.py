@@ -141,7 +141,7 @@ def convert(path: Path, directory: Path) -> Path:
     model.config.update({"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id})
     model.generation_config.update(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
     with cache.making(folder) as unfinished:
-        model.save_pretrained(unfinished)
+        weights.save(model, unfinished)
         tokenizer.save_pretrained(unfinished)
     return folder
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from .. import cache, files, paths, tokenizer_file
+from .. import cache, files, paths, tokenizer_file, weights
 from ..checkpoints import manifest, name_end_tokens
 from ..engines.rows import ForwardRow
 from ..lazy import torch, transformers
@@ -207,7 +207,7 @@ class SupervisedModel:
                 for step, metrics in training.run():
                     curve.append(step, metrics)
                 with cache.making(folder) as unfinished:
-                    model.save_pretrained(unfinished)
+                    weights.save(model, unfinished)
                     tokenizer_file.save(prompts.tokenizer, unfinished)
                     name_end_tokens(unfinished, prompts.turn_ends())
                     shutil.copy(curve.path, unfinished)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from .. import cache, paths
+from .. import cache, paths, weights
 from ..lazy import torch, transformers
 from ..settings import Bound, Count, Natural, Share, check, require
 from ..tasks import modular_chains, reasoning_gym
@@ -113,7 +113,7 @@ class WarmedUpModel(ABC):
             return directory
         model = self._warmed_up()
         with cache.making(directory) as unfinished:
-            model.save_pretrained(unfinished)
+            weights.save(model, unfinished)
             self.tokenizer().save_pretrained(unfinished)
         return directory
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ... import tokenizer_file
+from ... import tokenizer_file, weights
 from ...checkpoints import name_end_tokens
 from ...environments.environment import Environment
 from ...environments.playing import player_of
@@ -165,7 +165,7 @@ class TorchEngine(Engine):
         With LoRA the weights are merged, and the adapter is in the subfolder adapter/: the run goes on from that.
         """
         state = None if self.adapter is None else self.adapter.merged_state()
-        self.model.save_pretrained(folder, state_dict=state)
+        weights.save(self.model, folder, state_dict=state)
         if self.adapter is not None:
             self.adapter.save(folder / FOLDER)
         tokenizer_file.save(self.tokenizer, folder)
