@@ -8,9 +8,11 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -104,6 +106,16 @@ def pytest_collection_finish() -> None:
     """What is imported by now is left out of every later collection of garbage, which would take up to a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pictures() -> Iterator[None]:
+    """curves.png takes a second of processor time at the end of each of hundreds of small runs, 40 % of some files'
+    time. Runs in processes of their own draw it, and tests/study/test_training_picture.py does."""
+    from exgrpo_orlhf.training.loop import TrainingRun
+
+    with patch.object(TrainingRun, "_draw", lambda self: None):
+        yield
 
 
 @pytest.fixture(scope="session")
