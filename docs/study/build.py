@@ -61,6 +61,7 @@ PARTS = {
     "study_rare_parts": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_rare_ablations": (GREEDY, SIGNAL, *LUCK),
     "study_rare_others": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
+    "study_rare_failures": (GREEDY, SIGNAL, *LUCK),
     "study_weak_tuned": (GREEDY, SIGNAL, *LUCK, "replay/injected"),
     "study_weak_controls": (GREEDY, SIGNAL, LUCK[0]),
     "study_ahead_quickstart": (GREEDY,),

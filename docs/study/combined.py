@@ -63,6 +63,10 @@ PARTS = {
             "study_rare_ablations": {name: name for name in ("in_place", "one_success", "fresh_sampler")},
         },
     ),
+    "study_rare_stores_all": Combined(
+        "paper",
+        {"study_rare": {"paper": "paper"}, "study_rare_failures": {"replays_failures": "replays_failures"}},
+    ),
     "study_rare_methods": Combined(
         "on_policy",
         {
@@ -95,6 +99,7 @@ COMPLETED = {
     "study_rare_parts",
     "study_rare_ablations",
     "study_rare_others",
+    "study_rare_failures",
     "study_weak_controls",
     "study_weak_sound",
     "study_ahead_rare",

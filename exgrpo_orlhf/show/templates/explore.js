@@ -168,7 +168,7 @@ function detail(q) {
     ["lucky guesses", whole(one.lucky)],
     ["state", one.retired ? "retired" : data.stored[q] ? (one.accuracy === 0 ? "stored, unsolved" : "candidate") : "nothing stored"],
   ];
-  if (data.measured[q] !== null) facts.push(["accuracy before the run", percent(data.measured[q])]);
+  if (data.measured[q] != null) facts.push(["accuracy before the run", percent(data.measured[q])]);
   if (logged.length) facts.push(["answer", logged[0].answer]);
   byId("facts").replaceChildren(...facts.map(([name, value]) => {
     const pair = make("div", "");
