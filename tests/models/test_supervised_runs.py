@@ -68,7 +68,6 @@ def test_a_run_of_no_steps_evaluates_and_saves_the_supervised_model(sft, folder,
     assert [*checkpoints.find(sft)] == [0]
     [made] = (folder / "cache").glob("supervised-*")
     assert (sft / "checkpoint-0" / "model.safetensors").read_bytes() == (made / "model.safetensors").read_bytes()
-    assert (sft / "curves.png").is_file()
     assert logged(folder, sft, "eval/greedy_accuracy") == [(0, row["eval/greedy_accuracy"])]
     done = run_script("../evals/run_bench.py", "--model", sft / "checkpoint-0", "--benchmarks", "chains", "--limit", 4,
                       "--engine", "transformers", "--out", folder / "results", "--no-mlflow")  # fmt: skip

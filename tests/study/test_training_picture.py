@@ -60,3 +60,7 @@ def test_in_a_picture_of_several_metrics_too_and_the_legend_names_all_runs(monke
     last_of_retired = figures[0].axes[3]
     assert {line.get_color() for line in last_of_retired.lines} == {colours["b"]}
     assert {text.get_text() for text in figures[0].legends[0].get_texts()} == {"a", "b"}
+
+
+def test_a_run_of_no_steps_has_a_picture_too():
+    assert comparison_charts.training_picture({"run": [{"step": 0, comparison_charts.ACCURACY: 0.5}]})[:4] == b"\x89PNG"

@@ -74,6 +74,7 @@ def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, sqlite,
     sent = set(the_run(sqlite).data.metrics)
     written = {name for row in rows(tmp_path / "run") for name in row} - {"step", "time"}
     assert sent == written | {"train/step"}
+    assert (tmp_path / "run" / "curves.png").is_file()
     assert not any(name.startswith("replay/") for name in sent)
     assert {"reward/mean", "policy/loss", "eval/greedy_accuracy", "reward/lucky_guess_rate"} <= sent
     assert not {"rollout/rounds", "rollout/filtered_groups", "rollout/age_mean", "time/rollout_from"} & sent
