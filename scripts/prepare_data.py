@@ -32,13 +32,12 @@ from collections import defaultdict
 from pathlib import Path
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.explore.history import RATE
 from exgrpo_orlhf.files import sha256, write, write_json
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_with, write_without
 from exgrpo_orlhf.questions.prepare import prepare, read_manifest
-from exgrpo_orlhf.questions.question_files import column_names
+from exgrpo_orlhf.questions.question_files import RATE, column_names
 
 
 def main() -> int:

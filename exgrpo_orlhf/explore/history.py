@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..questions.question_files import RATE
 from ..questions.text import with_roles
 from ..records import Question, Trajectory
 from ..replay import ReplayBuffer
@@ -22,7 +23,6 @@ COUNTS = ("correct", "graded", "lucky", "checked", "stored")
 REPLAY = ("age", "tokens", "entropy", "others", "surprisal", "log_weight", "of", "place", "sound")
 SHORT = 160  # characters of a prompt in the list of questions
 TEXTS = 4_000_000  # characters of stored responses, at most; the most replayed questions come first
-RATE = "pass_rate"  # the column of prepare_data.py --measure
 LOGGED = 8_000_000  # characters of logged rollouts, at most, their log-probs counted as 8; the newest come first
 
 

@@ -15,6 +15,8 @@ from ..records import Question
 from .catalogue import PUBLIC_SETS
 from .reading import Place, QuestionRecords
 
+RATE = "pass_rate"  # the column in which `prepare_data.py --measure` writes the share of right responses
+
 Rows = Iterator[Mapping[str, Any]]
 
 
