@@ -18,9 +18,9 @@ not measured.
 7  the local engine's update of rows that share prompts: padded, packed, and with compiled layers
 8  OpenRLHF's step on the work of 6 with replay, by scripts/train.py, in parts
 
-On an H200 section 1 took half a minute, 4 a minute, 6 five minutes; 3 had not ended after two and a half, and 2, 5 and
-7 not after one (2 and 3 have become shorter since). vLLM and DeepSpeed's Adam are compiled at their first start.
-`--small` runs on the CPU.
+On an H200 section 1 took half a minute and 6 five minutes; 4 and 5 together had not ended after two, 3 not after two
+and a half, 2 and 7 not after one (2 and 3 have become shorter since). vLLM and DeepSpeed's Adam are compiled at their
+first start. `--small` runs on the CPU.
 """
 
 from __future__ import annotations
