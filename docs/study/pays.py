@@ -1,0 +1,232 @@
+#!/usr/bin/env python
+"""Where replay pays, on the test beds: tables by plan_pays.md from the runs that are there so far.
+
+    python docs/study/pays.py --add runs/pays_rare    # keeps a bed's complete runs in pays_runs.csv
+    python docs/study/pays.py                         # rates, what is missing, and the table of each bed, as Markdown
+
+A bed is the name of a group's folder after `pays_`. Exit status: 0, or 2 for files that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE))
+
+from combined import rows_of  # noqa: E402  (in this folder)
+
+from exgrpo_orlhf import config  # noqa: E402
+from exgrpo_orlhf.experiment import Experiment  # noqa: E402
+from exgrpo_orlhf.files import write  # noqa: E402
+from exgrpo_orlhf.show.seeds import Mean, paired  # noqa: E402
+from exgrpo_orlhf.show.tables import csv_text, first_few  # noqa: E402
+
+FILE = HERE / "pays_runs.csv"
+BEDS = ("rare", "rarer", "once")
+RATES, TUNING = ("1e-4", "2e-4", "4e-4"), (100, 101)
+REPORT, CONFIRMED = tuple(range(10, 15)), tuple(range(10, 18))  # seeds of every arm, and of the two that are compared
+CONTROL = "on_policy"  # how the arms without replay begin
+# Seconds of a trained token and of an optimiser step, where a generated token is 1. On an H200 512 responses of at most
+# 80 tokens of SmolLM2-135M take 1.18 s to generate (vLLM in the process) and 0.26 s to train on
+# (docs/dev/performance.md, 28 November 2026; a step's own cost is in the latter).
+PRICES = {"H200, short responses": (0.26 / 1.18, 0.0)}
+# Summed since the run's start, at each evaluation: tokens generated and trained on, optimiser steps; groups, those with
+# a signal; questions, different ones; rows trained on, replayed ones; successes, lucky ones of those that were checked
+SUMS = (
+    *("generated", "trained", "updates", "groups", "with_signal", "questions", "different"),
+    *("rows", "replayed", "correct", "checked", "lucky"),
+)
+HEAD = ("bed", "arm", "rate", "seed", "step", "accuracy", *SUMS)
+
+
+class Run(NamedTuple):
+    """Of an arm at a rate: accuracy and SUMS at each evaluation, (N,) each"""
+
+    arm: str
+    rate: str
+    seed: int
+    accuracy: np.ndarray
+    sums: dict[str, np.ndarray]
+
+    def cost(self, prices: tuple[float, float] = (0.0, 0.0)) -> np.ndarray:
+        return self.sums["generated"] + prices[0] * self.sums["trained"] + prices[1] * self.sums["updates"]
+
+    def at(self, cost: float, prices: tuple[float, float] = (0.0, 0.0)) -> float:
+        """The accuracy for that cost, linear between evaluations."""
+        return float(np.interp(cost, self.cost(prices), self.accuracy))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", type=Path, metavar="FOLDER", help="of a group's runs: runs/pays_<bed>")
+    arguments = parser.parse_args()
+    try:
+        if arguments.add:
+            add(arguments.add)
+        for bed in BEDS:
+            print(*tables(bed), sep="\n")
+    except (OSError, KeyError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def add(folder: Path) -> None:
+    """Adds a bed's runs that have made all their steps and are not in the file yet."""
+    bed = folder.name.removeprefix("pays_")
+    if bed not in BEDS:
+        raise ValueError(f"{folder}: a group's folder is named pays_ and one of {', '.join(BEDS)}")
+    rows: list[dict[str, Any]] = [*rows_of(FILE)] if FILE.exists() else []
+    there = {(row["bed"], row["arm"], row["rate"], int(row["seed"])) for row in rows}
+    for run in sorted(folder.glob("*/seed*")):
+        experiment = config.load([run / "config.gin"])
+        rate = next(rate for rate in RATES if float(rate) == experiment.optimizer.learning_rate)
+        key = (bed, run.parent.name.partition("-learning_rate=")[0], rate, experiment.settings.seed)
+        if key not in there and (measured := list(evaluations(run, experiment))):
+            rows += [dict(zip(HEAD[:4], key, strict=True)) | row for row in measured]
+    rows.sort(key=lambda row: (*(str(row[name]) for name in HEAD[:3]), int(row["seed"]), int(row["step"])))
+    write(FILE, csv_text(HEAD, rows))
+
+
+def evaluations(run: Path, experiment: Experiment) -> Iterator[dict[str, Any]]:
+    """Rows of a finished run, from its metrics and decisions; none of one that has steps left."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = {row["step"]: row for row in map(json.loads, lines)}
+    if max(steps, default=0) < experiment.settings.steps:
+        return
+    decisions = {row["step"]: row for row in map(json.loads, (run / "decisions.jsonl").open(encoding="utf-8"))}
+    size = experiment.settings.group_size
+    updates = experiment.optimizer.steps_per_batch * experiment.optimizer.passes_per_batch
+    sums, different = Counter[str](), set[str]()
+    for step, metrics in sorted(steps.items()):
+        if step:
+            table = decisions[step]["questions"]
+            planned = [role == "replayed" for role in table["as"]]
+            rows = sum(min(size, n + stored) for n, stored in zip(table["rollouts"], planned, strict=True))
+            replayed = int(metrics.get("replay/injected", sum(planned)))
+            different.update(table["id"])
+            sums.update(  # a rollout that gave way to a stored one counts with the mean length
+                trained=(rows - replayed) * metrics["rollout/response_tokens"]
+                + replayed * metrics.get("replay/response_tokens", 0.0),
+                updates=updates,
+                groups=len(planned),
+                with_signal=metrics["reward/groups_with_signal"] * len(planned),
+                questions=len(planned),
+                rows=rows,
+                replayed=replayed,
+                correct=sum(table["correct"]),
+                checked=sum(table["checked"]),
+                lucky=sum(table["lucky"]),
+            )
+        if "eval/greedy_accuracy" in metrics:
+            of_step = {**sums, "generated": metrics["cost/generated_tokens"], "different": len(different)}
+            yield {"step": step, "accuracy": metrics["eval/greedy_accuracy"], **dict.fromkeys(SUMS, 0), **of_step}
+
+
+def runs_of(bed: str) -> list[Run]:
+    rows = [row for row in rows_of(FILE) if row["bed"] == bed] if FILE.exists() else []
+    return [
+        Run(*key[:2], int(key[2]), _column(own := list(group), "accuracy"), {name: _column(own, name) for name in SUMS})
+        for key, group in groupby(rows, key=lambda row: (row["arm"], row["rate"], row["seed"]))
+    ]
+
+
+def best_rates(runs: list[Run], arms: list[str]) -> dict[str, str]:
+    """By arm, the rate with the highest mean over the tuning seeds and the last three evaluations; of equal ones the
+    lowest. None of an arm whose tuning runs are not all there."""
+    last: dict[tuple[str, str], dict[int, float]] = {}
+    for run in runs:
+        if run.seed in TUNING:
+            last.setdefault((run.arm, run.rate), {})[run.seed] = float(run.accuracy[-3:].mean())
+    complete = {key: np.mean([*seeds.values()]) for key, seeds in last.items() if len(seeds) == len(TUNING)}
+    tuned = [arm for arm in arms if all((arm, rate) in complete for rate in RATES)]
+    return {arm: max(RATES, key=lambda rate: complete[arm, rate]) for arm in tuned}
+
+
+def tables(bed: str) -> Iterator[str]:
+    """What is missing of a bed's runs, and then its table."""
+    arms = list(config.load_suite("suites/pays.gin").variants)
+    rates, runs = best_rates(runs_of(BEDS[0]), arms), runs_of(bed)
+    yield f"\n## {bed}\n"
+    if len(rates) < len(arms):
+        yield f"rates are tuned on {BEDS[0]}: {len(rates)} of {len(arms)} arms are tuned"
+        return
+    own = {(run.arm, run.seed): run for run in runs if run.rate == rates[run.arm]}
+    if missing := {(arm, seed) for arm in arms for seed in TUNING} - own.keys():
+        yield f"{len(missing)} tuning runs are missing: {first_few([f'{a} seed {s}' for a, s in sorted(missing)])}"
+        return
+    # The two that are compared, and with more seeds: the best arm without replay and the best with it.
+    tuning = {arm: [own[arm, seed] for seed in TUNING] for arm in arms}
+    tokens = smallest_end([run for of_arm in tuning.values() for run in of_arm])
+    best = lambda of: max(of, key=lambda arm: np.mean([run.at(tokens) for run in tuning[arm]]))
+    control = best([arm for arm in arms if arm.startswith(CONTROL)])
+    method = best([arm for arm in arms if not arm.startswith(CONTROL)])
+    yield f"by the tuning seeds: {method} against {control}"
+    needed = {(arm, seed) for arm in arms for seed in (CONFIRMED if arm in (control, method) else REPORT)}
+    if missing := needed - own.keys():
+        yield f"{len(needed) - len(missing)} of {len(needed)} runs are there"
+        return
+    yield from _table(arms, rates, {key: own[key] for key in needed}, control, method)
+
+
+def _table(
+    arms: list[str], rates: dict[str, str], runs: dict[tuple[str, int], Run], control: str, method: str
+) -> Iterator[str]:
+    tokens = smallest_end(list(runs.values()))
+    priced = {name: (prices, smallest_end(list(runs.values()), prices)) for name, prices in PRICES.items()}
+    gain = paired([runs[method, seed].at(tokens) - runs[control, seed].at(tokens) for seed in CONFIRMED])
+    yield f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {interval(gain.mean)}, exact p {gain.p_exact:.4f}"
+    for name, (prices, cost) in priced.items():
+        differences = [runs[method, seed].at(cost, prices) - runs[control, seed].at(cost, prices) for seed in CONFIRMED]
+        yield f"at equal seconds ({name}): {interval(paired(differences).mean)}"
+    head = ["arm", "rate", "at equal tokens", f"less {control}", *priced, *WHY]
+    yield "\n| " + " | ".join(head) + " |\n|" + "---|" * len(head)
+    for arm in arms:
+        of_arm = [runs[arm, seed] for seed in REPORT]
+        at = [run.at(tokens) for run in of_arm]
+        gain = paired([value - runs[control, seed].at(tokens) for value, seed in zip(at, REPORT, strict=True)])
+        seconds = [f"{np.mean([run.at(cost, prices) for run in of_arm]):.3f}" for prices, cost in priced.values()]
+        sums = {name: float(np.mean([run.sums[name][-1] for run in of_arm])) for name in SUMS}
+        why = [f"{measure(sums):.3g}" for measure in WHY.values()]
+        less = "" if arm == control else interval(gain.mean)
+        yield "| " + " | ".join([arm, rates[arm], f"{np.mean(at):.3f}", less, *seconds, *why]) + " |"
+
+
+# What explains the ranking, of a run's sums. At w = 1 a replayed token's gradient is f' = β/(1+β)², 0.083, of a fresh
+# one's where it is shaped.
+WHY: dict[str, Callable[[dict[str, float]], float]] = {
+    "groups with a signal": lambda sums: sums["with_signal"] / sums["groups"],
+    "steps per million tokens": lambda sums: 1e6 * sums["updates"] / sums["generated"],
+    "times a question came": lambda sums: sums["questions"] / sums["different"],
+    "replayed rows": lambda sums: sums["replayed"] / sums["rows"],
+    "trained tokens of generated": lambda sums: sums["trained"] / sums["generated"],
+    "lucky successes": lambda sums: sums["lucky"] / max(sums["checked"], 1),
+}
+
+
+def smallest_end(runs: list[Run], prices: tuple[float, float] = (0.0, 0.0)) -> float:
+    """The largest cost that all of them have reached."""
+    return float(min(run.cost(prices)[-1] for run in runs))
+
+
+def interval(value: Mean) -> str:
+    low, high = value.bounds or (float("nan"),) * 2
+    return f"{value.value:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _column(rows: list[dict[str, str]], name: str) -> np.ndarray:
+    return np.array([float(row[name]) for row in rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
