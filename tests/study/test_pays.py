@@ -85,6 +85,7 @@ def test_a_runs_rows_are_sums_of_its_own_files_and_an_unfinished_one_has_none(pa
     replayed = sum(role == "replayed" for step in steps for role in step["questions"]["as"])
     assert (last["questions"], last["updates"], last["replayed"]) == (32, 4, replayed)
     assert last["rows"] == sum(sum(step["questions"]["rollouts"]) for step in steps) + replayed
-    assert last["trained"] == pytest.approx(last["generated"] + sum(sum(step["replays"].get("tokens", [])) for step in steps))
+    replayed_tokens = sum(sum(step["replays"].get("tokens", [])) for step in steps)
+    assert last["trained"] == pytest.approx(last["generated"] + replayed_tokens)
     with pytest.raises(ValueError, match="pays_ and one of rare, rarer, once"):
         pays.add(tmp_path)
