@@ -91,19 +91,21 @@ class Experiment:
             "take the buffer of a run with episodes",
         )
         require(
-            not (self.mixer.unless_solved and self.buffer.counts_stored),
+            not (self.mixer.injection.unless_solved and self.buffer.counts_stored),
             "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves "
             "out",
         )
         bounded = self.buffer.per_question is not None or self.buffer.max_bytes is not None
         require(
-            self.mixer.stores != "all" or (bounded and not self.buffer.counts_stored and not self.buffer.by_spread),
+            self.mixer.store_rule.stores != "all"
+            or (bounded and not self.buffer.counts_stored and not self.buffer.by_spread),
             "ReplayMixer.stores = 'all' needs ReplayBuffer.per_question or .max_bytes, because failures are many, and "
             "neither .counts_stored, which takes what is stored for a success, nor .difficulty = 'reward_spread', by "
             "which only what is above the mean stays",
         )
         require(
-            not self.buffer.by_spread or (self.mixer.rollouts_per_replayed > 1 and not self.mixer.unless_solved),
+            not self.buffer.by_spread
+            or (self.mixer.injection.rollouts_per_replayed > 1 and not self.mixer.injection.unless_solved),
             "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.fresh_beside = None, 'all', or 2 and more",
         )
         sampler, quantiles = self.mixer.sampler, self.mixer.buckets.quantiles

@@ -45,7 +45,7 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
         ids = {question.id for question in questions}
         state = path.parent / "trainer" / "state.json"  # a replay folder alone does not say what it stores
         stores = json.loads(state.read_text(encoding="utf-8"))["identity"] if state.is_file() else {}
-        if stores.get("ReplayMixer.stores") == "'all'" != repr(experiment.mixer.stores):
+        if stores.get("ReplayMixer.stores") == "'all'" != repr(experiment.mixer.store_rule.stores):
             raise ValueError(
                 f"{path}: its run stored failures too (ReplayMixer.stores = 'all'), which this one would take for "
                 "successes; bind the same, or take the buffer of another run"

@@ -208,9 +208,10 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     print(f"{updates} optimiser step{'s' if updates > 1 else ''}")
     evaluations = f"validation every {s.eval_every}" if s.eval_every and experiment.validation else "no validation"
     print(f"steps       {s.steps:,}; {evaluations}; a checkpoint every {s.save_every}, {s.keep} of them kept")
-    at, share = mixer.start_at_accuracy, f"ρ = {float(mixer.rho):g}, {int(mixer.rho * s.questions_per_step)} questions"
+    at, rho = mixer.share.start_at_accuracy, mixer.share.rho
+    share = f"ρ = {float(rho):g}, {int(rho * s.questions_per_step)} questions"
     start = "the first step" if at is None else f"the step after a batch whose Pass@1 exceeds {float(at):g}"
-    kind = f"{'late injection' if mixer.late_injection else f'{share} of a batch'}, from {start}"
+    kind = f"{'late injection' if mixer.injection.late else f'{share} of a batch'}, from {start}"
     print(f"replay      {kind if mixer.replays else 'none'}")
     if experiment.local is not None:
         with _noted(problems):

@@ -66,7 +66,7 @@ class Package:
         same = np.random.default_rng()
         same.bit_generator.state = rng.bit_generator.state
         self.replayed = draw(buckets, n, rng)
-        assert len(self.replayed) == min(int(self.experiment.mixer.rho_at(self.step) * B), self.buffer.n_candidates)
+        assert len(self.replayed) == min(int(self.experiment.mixer.share.at(self.step) * B), self.buffer.n_candidates)
         sets = {accuracy: IndexedSet(members) for accuracy, members in by_id.items()}
         mixer = self.experiment.mixer
         drawn = mixer.sampler.sample(sets, len(self.replayed), K, mixer.buckets, same, self.buffer.newest_step)
@@ -101,7 +101,7 @@ class Package:
             )
             for text, group in rewards.items()
         ]
-        self.experiment.mixer.observe(groups, self.step)
+        self.experiment.mixer.share.observe(groups, self.step)
         if self.experiment.mixer.collecting:
             self.buffer.observe(groups, self.step)
 
@@ -199,7 +199,7 @@ def test_the_one_file_is_the_package_in_every_step(recipe, seed, one_file, monke
     questions = list(dict.fromkeys(one_file.draw_question(rng) for _ in range(12)))
     choices = 0
     for experience in one_file.train(model, questions, STEPS, rng):
-        assert experience.started == package.experiment.mixer.started == (package.step >= EASY_FROM)
+        assert experience.started == package.experiment.mixer.share.started == (package.step >= EASY_FROM)
         assert {package.question(text).id for text in experience.retired} == set(package.buffer.retired)
         package.check_stored(experience)
         choices += sum(len(successes) > 1 for successes in experience.stored.values())

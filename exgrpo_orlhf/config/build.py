@@ -174,10 +174,10 @@ def may_change(binding: str) -> bool:
 
 def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     """An ablation of a part that this run never asks is its control under another name."""
-    if mixer.plans_replay:
+    if mixer.share.largest > 0:
         return
-    unused = {"QuestionSampler"} | ({"TrajectorySelector"} if mixer.late_injection != "selected" else set())
-    why = f"with ReplayMixer.rho = 0 and late_injection = {mixer.late_injection!r} a run never asks"
+    unused = {"QuestionSampler"} | ({"TrajectorySelector"} if mixer.injection.late != "selected" else set())
+    why = f"with ReplayMixer.rho = 0 and late_injection = {mixer.injection.late!r} a run never asks"
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
         value = gin.query_parameter(binding) if name in unused else None

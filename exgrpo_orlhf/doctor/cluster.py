@@ -254,7 +254,7 @@ class DoctorTrainer(MixedTrainer):
         bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
         if not any(row["policy/grad_norm"] for row in rows):
             bad.append("the gradient of any update")
-        if self.experiment.mixer.rho and not last.get("replay/actual_share"):
+        if self.experiment.mixer.share.rho and not last.get("replay/actual_share"):
             bad.append("replayed questions")
         times = ", ".join(f"{name} {last['time/' + name]:.1f}" for name in ("rollout", "update", "step"))
         done = f"{len(rows)} steps, gradient norm {last['policy/grad_norm']:.3g}, checkpoint-{run.saved_step} saved; "

@@ -2,7 +2,8 @@
 
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets
-from .mixer import Plan, ReplayMixer
+from .mixer import ReplayMixer
+from .plan import Plan
 from .retirement import RetirementPolicy
 from .sampling import QuestionSampler
 from .selection import TrajectorySelector

@@ -6,14 +6,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import compress
 from typing import Literal
 
 import numpy as np
 
 from ..records import RolloutGroup, Trajectory, mean
-from ..rounding import less_rounding
 from ..settings import Count, check
-from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction, spread_levels
+from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction
+from .difficulty_measure import ByAccuracy, BySpread, spread_levels
 from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy
 from .stored import Changes, QuestionRecord, Stored
@@ -63,6 +64,7 @@ class ReplayBuffer:
         self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
         self.replays_unsolved, self.counts_stored = replays_unsolved, counts_stored
         self.by_spread, self.group_size = difficulty == "reward_spread", group_size
+        self._measure: ByAccuracy | BySpread = BySpread() if self.by_spread else ByAccuracy()
         # To be read; changed by the methods below alone.
         self.records: dict[str, QuestionRecord] = {}
         self.retired: dict[str, int] = {}  # question id → step at which it retired, in that order
@@ -159,8 +161,7 @@ class ReplayBuffer:
         A group too few of whose rollouts could be graded leaves its question's record as it is.
         """
         measured = [(group, accuracy) for group in groups if (accuracy := group.accuracy) is not None]
-        if self.by_spread:
-            self.changes.spreads = {group.question.id: group.spread for group, _ in measured}
+        self.changes.spreads = self._measure.spreads(group for group, _ in measured)
         spreads = spread_levels(self.changes.spreads, self.group_size)
         for group, accuracy in measured:
             question_id = group.question.id
@@ -173,17 +174,20 @@ class ReplayBuffer:
             self.record(question_id, accuracy, step, spreads.get(question_id))
             record = self.records[question_id]
             if self.by_spread:
-                for i in reversed(range(len(record.stored))):
-                    if less_rounding(record.stored[i].trajectory.reward) <= group.mean_reward:
-                        self._evict(question_id, i)
+                worth = self._measure.worth_replaying(self.trajectories(question_id), group)
+                for i in reversed([i for i, positive in enumerate(worth) if not positive]):
+                    self._evict(question_id, i)
             record.streak = record.streak + 1 if self.retirement.is_mastered(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)
 
-    def has_failed(self, group: RolloutGroup) -> bool:
-        """Whether late injection may act: no rollout of a graded group is a success or, by spread, is better than
-        another."""
-        return group.accuracy is not None and (group.spread if self.by_spread else group.accuracy) == 0
+    def for_injection(self, group: RolloutGroup) -> list[Trajectory]:
+        """What is stored for a graded group without a success or, by spread, with equal rewards: trajectories that give
+        it a signal. Of others nothing is, and of a group too few of whose rollouts could be graded."""
+        if group.question.id not in self.records or group.accuracy is None or not self._measure.has_failed(group):
+            return []
+        stored = self.trajectories(group.question.id)
+        return list(compress(stored, self._measure.worth_replaying(stored, group)))
 
     def record(self, question_id: str, accuracy: Fraction, step: int, spread: Fraction | None = None) -> None:
         """Set a question's latest accuracy and, for 'reward_spread', level of spread. Raises ValueError for an accuracy
@@ -327,7 +331,7 @@ class ReplayBuffer:
 
     def _difficulty(self, record: QuestionRecord) -> Fraction | None:
         """The bucket of a question that has trajectories; None: it is no candidate."""
-        difficulty = record.spread if self.by_spread else record.accuracy or None
+        difficulty = self._measure.difficulty(record)
         return Fraction(0) if difficulty is None and self.replays_unsolved else difficulty
 
     def _enter_bucket(self, question_id: str, record: QuestionRecord) -> None:

@@ -11,27 +11,11 @@ from ..settings import require
 
 Level = Literal["unsolved", "hard", "medium", "easy", "solved"]
 LEVELS: tuple[Level, ...] = ("unsolved", "hard", "medium", "easy", "solved")
-SPREAD_EPSILON = 1e-8
 
 
 def as_fraction(value: float) -> Fraction:
     """The fraction a decimal setting means: 0.7 is 7/10, not the nearest binary float (which is below 7/10)."""
     return Fraction(value).limit_denominator(1_000_000)
-
-
-def spread_levels(spreads: Mapping[str, float], group_size: int) -> dict[str, Fraction | None]:
-    """Difficulty by the spread σ of a group's rewards (paper, section 5.3): round(K·σ̃)/K in [0, 1], where
-    σ̃ = (σ − σ_min)/max(σ_max − σ_min, ε) over the batch.
-
-    spreads: σ of each group of a batch, by question id
-    None where the rewards are all equal (σ = 0). Where all spreads are equal, in a batch of one group too, σ̃ is 0.
-    """
-    low, high = min(spreads.values(), default=0.0), max(spreads.values(), default=0.0)
-    scale = group_size / max(high - low, SPREAD_EPSILON)
-    return {
-        question_id: Fraction(int((spread - low) * scale + 0.5), group_size) if spread > 0 else None
-        for question_id, spread in spreads.items()
-    }
 
 
 class DifficultyBuckets:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ..records import CompletedGroup, MixedBatch, mean
 from ..rounding import are_equal
 from ..settings import Natural, check, require
-from . import Plan, ReplayBuffer
-from .mixer import FreshSource
+from . import ReplayBuffer
+from .plan import FreshSource, Plan
 
 
 @dataclass(frozen=True)

@@ -1,71 +1,29 @@
-"""Mixes fresh and replayed questions: plans a step, assembles its groups, picks what is worth keeping."""
+"""Mixes fresh and replayed questions: what a step plans, and how its groups become rows.
+
+How much is replayed is in `replay_share.py`, which groups get a stored trajectory in `injection.py`, what becomes
+experience in `store_rule.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
-from ..rounding import less_rounding
 from ..settings import Count, Share, ShareBelowOne, check, require
 from .buffer import ReplayBuffer
-from .difficulty import DifficultyBuckets, as_fraction
+from .difficulty import DifficultyBuckets
+from .injection import Injection
+from .plan import FreshSource, Plan
+from .replay_share import ReplayShare
 from .sampling import QuestionSampler
+from .store_rule import Floats, StoreRule
 
-Floats = npt.NDArray[np.float32]
 # (rewards (G, K), gradable (G, K)) → advantages (G, K), an array or a tensor
 Advantages = Callable[[npt.NDArray[np.float64], npt.NDArray[np.bool_]], Any]
-
-
-class FreshSource(Protocol):
-    """Where fresh questions come from, and every question by its id."""
-
-    def draw(self, n: int, exclude: Collection[str], retired: Collection[str], step: int) -> list[Question]: ...
-
-    def question(self, question_id: str) -> Question: ...
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The questions of one step.
-
-    stored: the trajectories of each replayed question
-    round: of rollouts in this step, from 0; questions that take the place of others are sampled in later ones
-    rollouts_per_replayed: fresh rollouts of a replayed question; None: K−1
-    """
-
-    step: int
-    fresh: list[Question]
-    replayed: list[Question]
-    stored: dict[Question, list[Trajectory]]
-    round: int = 0
-    rollouts_per_replayed: int | None = None
-
-    @property
-    def questions(self) -> int:
-        return len(self.fresh) + len(self.replayed)
-
-    def rollout_counts(self, group_size: int) -> list[int]:
-        """Rollouts of each question, fresh ones first."""
-        per_replayed = group_size - 1 if self.rollouts_per_replayed is None else self.rollouts_per_replayed
-        return [group_size] * len(self.fresh) + [per_replayed] * len(self.replayed)
-
-    def metrics(self) -> dict[str, float]:
-        """What was mixed."""
-        return {
-            "replay/actual_share": len(self.replayed) / self.questions if self.questions else 0.0,
-            "train/questions": float(self.questions),
-        }
-
-    def in_order(self, groups: Iterable[RolloutGroup]) -> list[RolloutGroup]:
-        """The groups of its questions, of which none is in it twice: fresh ones first, whatever order they come in."""
-        place = {question.id: i for i, question in enumerate((*self.fresh, *self.replayed))}
-        return sorted(groups, key=lambda group: place[group.question.id])
 
 
 class ReplayMixer:
@@ -123,33 +81,20 @@ class ReplayMixer:
         replays no question, fresh_beside outside [1, K−1], late_injection with a ρ above 0, store_up_to outside (0, 1],
         or μ above K success counts."""
         check(ReplayMixer, locals())
-        require(
-            (rho_end is None) == (rho_steps is None),
-            "ReplayMixer.rho_end and ReplayMixer.rho_steps are both numbers, or both None (constant ρ); got "
-            f"{rho_end!r} and {rho_steps!r}",
-        )
-        largest = as_fraction(max(rho, rho_end or 0))
+        self.share = ReplayShare(rho, rho_end, rho_steps, start_at_accuracy)
+        self.injection = Injection(fresh_beside, late_injection, group_size)
+        self.store_rule = StoreRule(store_up_to, stores)
+        largest = self.share.largest
         require(
             largest == 0 or largest * questions_per_step >= 1,
             f"ReplayMixer.rho · train.questions_per_step = {float(largest * questions_per_step):g} is rounded down to "
             "0: no question would ever be replayed; raise one of them, or bind 0",
         )
         require(
-            fresh_beside in (None, "all", "unless_solved")
-            or (type(fresh_beside) is int and 1 <= fresh_beside < group_size),
-            f"ReplayMixer.fresh_beside must be a whole number in [1, train.group_size − 1] = [1, {group_size - 1}], "
-            f"'all', 'unless_solved' or None; got {fresh_beside!r}",
-        )
-        require(
-            late_injection is None or max(rho, rho_end or 0) == 0 or fresh_beside == "unless_solved",
+            late_injection is None or largest == 0 or fresh_beside == "unless_solved",
             f"ReplayMixer.late_injection = {late_injection!r} plans no question for replay: ReplayMixer.rho must be 0 "
             f"and ReplayMixer.rho_end 0 or None, or ReplayMixer.fresh_beside 'unless_solved'; got {rho!r}, {rho_end!r} "
             f"and {fresh_beside!r}",
-        )
-        require(
-            store_up_to in (None, "one_success") or (not isinstance(store_up_to, str) and 0 < store_up_to <= 1),
-            "ReplayMixer.store_up_to must be an accuracy in (0, 1], 'one_success' (groups with exactly one success) or "
-            f"None; got {store_up_to!r}",
         )
         require(
             sampler.unit == "accuracy" or sampler.mu <= group_size,
@@ -161,43 +106,18 @@ class ReplayMixer:
             f"'unless_solved' would put where a success belongs; got {late_injection!r} and {fresh_beside!r}",
         )
         self.sampler, self.buckets = sampler, buckets
-        self.group_size, self.questions_per_step = group_size, questions_per_step
-        self.rollouts_per_replayed = group_size if isinstance(fresh_beside, str) else fresh_beside or group_size - 1
-        self.late_injection, self.unless_solved = late_injection, fresh_beside == "unless_solved"
-        self.rng = rng
-        self.store_up_to = store_up_to if isinstance(store_up_to, str | None) else as_fraction(store_up_to)
-        self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
-        self.rho_steps = 1 if rho_steps is None else rho_steps
-        self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
+        self.group_size, self.questions_per_step, self.rng = group_size, questions_per_step, rng
         self.collect_before_start, self.collects = collect_before_start, collects
-        self.stores = stores
-        self.started_at: int | None = 0 if start_at_accuracy is None else None
-
-    @property
-    def started(self) -> bool:
-        return self.started_at is not None
-
-    @property
-    def plans_replay(self) -> bool:
-        """Whether questions are ever planned for replay; late injection plans none."""
-        return max(self.rho, self.rho_end) > 0
 
     @property
     def replays(self) -> bool:
-        """Whether anything is ever replayed."""
-        return self.plans_replay or self.late_injection is not None
+        """Whether anything is ever replayed; late injection plans no question for it."""
+        return self.share.largest > 0 or self.injection.late is not None
 
     @property
     def collecting(self) -> bool:
         """Whether this step's experience is recorded; never where nothing is ever replayed."""
-        return self.collects and self.replays and (self.started or self.collect_before_start)
-
-    def rho_at(self, step: int) -> Fraction:
-        """The step's ρ, exact; 0 before the delayed start is over. Replay may begin in the step after the start."""
-        if self.started_at is None:
-            return Fraction(0)
-        steps = min(max(step - self.started_at - 1, 0), self.rho_steps)
-        return self.rho + (self.rho_end - self.rho) * steps / self.rho_steps
+        return self.collects and self.replays and (self.share.started or self.collect_before_start)
 
     def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int, fills_batch: bool = False) -> Plan:
         """The step's questions, none twice: replayed ones first, then only as many fresh ones as are still needed.
@@ -206,7 +126,7 @@ class ReplayMixer:
         fills_batch: where retired questions leave too few, they return; otherwise the batch is a smaller one
         """
         replayed: list[Question] = []
-        if (rho := self.rho_at(step)) > 0:
+        if (rho := self.share.at(step)) > 0:
             n = min(int(rho * self.questions_per_step), buffer.n_candidates)  # min(⌊ρB⌋, |E|)
             buckets = self.buckets.adapted(buffer.candidates)
             ids = self.sampler.sample(buffer.candidates, n, self.group_size, buckets, self.rng, buffer.newest_step)
@@ -219,59 +139,7 @@ class ReplayMixer:
         if fills_batch and (missing := fresh_count - len(fresh_questions)):
             fresh_questions += fresh.draw(missing, batch_ids | {each.id for each in fresh_questions}, (), step)
         stored = {question: buffer.trajectories(question.id) for question in replayed}
-        return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.rollouts_per_replayed)
-
-    def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
-        """For late injection: what is stored of each question whose fresh rollouts have all failed.
-
-        groups: graded; those of planned questions are left out. A group too few of whose rollouts could be graded has
-            not failed.
-        By spread, a group has failed whose rewards are all equal and below the stored one's.
-        """
-        if self.late_injection is None or not self.started:
-            return {}
-        late = {}
-        for group in groups:
-            if group.question.id in buffer.records and not group.planned_replay and buffer.has_failed(group):
-                stored = buffer.trajectories(group.question.id)
-                if better := [
-                    one for one in stored if not buffer.by_spread or less_rounding(one.reward) > group.mean_reward
-                ]:
-                    late[group.question] = better
-        return late
-
-    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
-        """Start replay once a batch's Pass@1 exceeds `start_at_accuracy`; it never stops again. step: the last one that
-        is planned already"""
-        graded = sum(group.graded for group in groups)
-        if self.started or not graded or self.start_at_accuracy is None:
-            return
-        if as_fraction(sum(group.correct for group in groups)) / graded > self.start_at_accuracy:
-            self.started_at = step
-
-    def complete(self, groups: Sequence[RolloutGroup], chosen: Mapping[str, Trajectory]) -> list[CompletedGroup]:
-        """The groups with the rows that are trained on (`RolloutGroup.with_stored`).
-
-        chosen: the stored trajectory of each replayed question, and of each that gets one by late injection
-        Raises ValueError if a group has another size than planned or is not graded, KeyError if a replayed group has
-        no stored trajectory.
-        """
-        completed = []
-        for group in groups:
-            if len(group.rollouts) != (self.rollouts_per_replayed if group.planned_replay else self.group_size):
-                raise ValueError(
-                    f"question {group.question.id}: {len(group.rollouts)} rollouts"
-                    f"{' and a stored one' * group.planned_replay} do not make a group of K = {self.group_size} with "
-                    f"{self.rollouts_per_replayed} beside a stored one"
-                )
-            completed.append(group.with_stored(self._stored_for(group, chosen), self.group_size))
-        return completed
-
-    def _stored_for(self, group: RolloutGroup, chosen: Mapping[str, Trajectory]) -> Trajectory | None:
-        """The stored trajectory that enters a group. Raises KeyError if a replayed group has none."""
-        if not group.planned_replay:
-            return chosen.get(group.question.id)
-        return None if self.unless_solved and group.accuracy != 0 else chosen[group.question.id]
+        return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.injection.rollouts_per_replayed)
 
     def assemble(
         self,
@@ -300,58 +168,26 @@ class ReplayMixer:
         ]
         return MixedBatch([group for group, _ in groups], rows, self.group_size)
 
+    def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
+        """As `Injection.late_stored`, once replay has started."""
+        return self.injection.late_stored(groups, buffer) if self.share.started else {}
+
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
-        """The step's new experience: correct (or as `stores` says), finished fresh rollouts with the log-probs measured
-        in this step, of groups that `store_up_to` admits.
-
-        logprobs: of the policies that sampled them, per row of the flattened batch, float32 (A,)
-        Raises ValueError for another number of log-probs than rows.
-        """
-        if not self.collecting:
-            return []
-        admitted = {group.question.id: group for group in batch.groups if self._admits(group)}
-        experience = []
-        for row, behaviour in zip(batch.flat_rows(), logprobs, strict=True):
-            rollout = row.response
-            if isinstance(rollout, Trajectory) or row.question.id not in admitted:
-                continue
-            grade = rollout.grade
-            if grade is None or grade.reward is None:
-                continue
-            if self.stores == "above_mean" and less_rounding(grade.reward) <= admitted[row.question.id].mean_reward:
-                continue
-            if self.stores == "successes" and not grade.correct:
-                continue
-            if rollout.finish == "stop":
-                version = step if rollout.policy_step is None else rollout.policy_step
-                ids, sound = rollout.token_ids, grade.sound if grade.correct or self.stores != "all" else None
-                episode = rollout.actions, rollout.seed
-                trajectory = Trajectory(ids, behaviour, grade.reward, version, "stop", sound, *episode, grade.parts)
-                experience.append((row.question.id, trajectory))
-        return experience
-
-    def _admits(self, group: RolloutGroup) -> bool:
-        """Whether a group's successes are stored; never where too few of its rollouts could be graded."""
-        if group.accuracy is None or self.store_up_to is None:
-            return group.accuracy is not None
-        if isinstance(self.store_up_to, str):
-            return group.correct == 1
-        return group.accuracy <= self.store_up_to
+        """As `StoreRule.experience`, while experience is recorded."""
+        return self.store_rule.experience(batch, logprobs, step) if self.collecting else []
 
     def metrics(self, groups: Iterable[RolloutGroup], chosen: Mapping[str, Trajectory]) -> dict[str, float]:
         """Of the parts that are switched on. groups: of the batch; chosen: as in `complete`"""
-        metrics = {} if self.start_at_accuracy is None else {"replay/started": float(self.started)}
-        if self.late_injection is not None or self.unless_solved:
-            stored = [self._stored_for(one, chosen) for one in groups if self.unless_solved or not one.planned_replay]
-            metrics["replay/injected"] = float(sum(one is not None for one in stored))
-        return metrics
+        share = self.share
+        metrics = {} if share.start_at_accuracy is None else {"replay/started": float(share.started)}
+        return metrics | self.injection.metrics(groups, chosen)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"started_at": self.started_at, "rng": self.rng.bit_generator.state}
+        return {"started_at": self.share.started_at, "rng": self.rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises KeyError for a missing or unknown entry."""
         if set(state) != {"started_at", "rng"}:
             raise KeyError(f"a mixer's state has the entries started_at and rng, got {sorted(state)}")
-        self.started_at = state["started_at"]
+        self.share.started_at = state["started_at"]
         self.rng.bit_generator.state = state["rng"]

@@ -91,7 +91,7 @@ class TrainingRun:
                 self.metrics.append(0, {**metrics, "cost/generated_tokens": 0})
                 self.tracker.send()
             rows = list(self.metrics.rows())
-            health = Health(rows, settings.steps, mixer.start_at_accuracy if mixer.replays else None)
+            health = Health(rows, settings.steps, mixer.share.start_at_accuracy if mixer.replays else None)
             evaluation = max((row.get("time/evaluation", 0.0) for row in rows), default=0.0)
             progress = Progress(run_name(self.folder), self.steps, settings.steps, settings.eval_every, evaluation)
             while self.steps < settings.steps and not stop.signal:
@@ -102,7 +102,7 @@ class TrainingRun:
                 self.metrics.append(self.steps, metrics)
                 self.tracker.send()
                 progress.show(self.steps, metrics)
-                health.look(self.steps, metrics, float(mixer.rho_at(self.steps)))
+                health.look(self.steps, metrics, float(mixer.share.at(self.steps)))
                 value = self._best_metric(metrics)
                 # The rates are of responses that went wrong (validation.metric_names), and tokens are a cost.
                 sign = -1 if str(settings.best_metric).endswith(("_rate", "/response_tokens")) else 1
@@ -141,7 +141,7 @@ class TrainingRun:
 
         # Late injection: a group without a success gets a stored one. Then groups without a signal are replaced, if
         # bound, by the rows that would be trained on.
-        late_selector = NEWEST if mixer.late_injection == "newest" else experiment.selector
+        late_selector = NEWEST if mixer.injection.late == "newest" else experiment.selector
         groups: list[RolloutGroup] = []
         completed: list[CompletedGroup] = []
         rounds = 0
@@ -149,7 +149,7 @@ class TrainingRun:
             late, late_scored = self._choose(late_selector, mixer.late_stored(new, buffer))
             clock.lap("inject")
             chosen, scored = chosen | late, scored | late_scored
-            groups, completed = [*groups, *new], [*completed, *mixer.complete(new, chosen)]
+            groups, completed = [*groups, *new], [*completed, *mixer.injection.complete(new, chosen)]
             rounds += 1
             more = dynamic_sampling.replacements(plan, completed, rounds, self.fresh, buffer)
             new = self._rollout(more, groups, clock) if more else []
@@ -162,7 +162,7 @@ class TrainingRun:
             next_batch = self._begin(step + 1, clock, thread_clock)
 
         # The latest accuracy counts fresh rollouts only, also of replaced groups; mastered questions retire.
-        mixer.observe(groups, step + experiment.settings.generate_ahead)
+        mixer.share.observe(groups, step + experiment.settings.generate_ahead)
         self.fresh.observe(groups, step)
         if mixer.collecting:
             buffer.observe(groups, step)

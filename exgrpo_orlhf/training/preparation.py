@@ -65,7 +65,7 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
         mixer.load_state_dict(state["mixer"])
         fresh.load_state_dict(state["fresh"])
         if (saved := checkpoint / prefetch.FOLDER).exists():
-            prefetched = prefetch.load(saved, fresh.question, step + 1, mixer.rollouts_per_replayed)
+            prefetched = prefetch.load(saved, fresh.question, step + 1, mixer.injection.rollouts_per_replayed)
         if state["best_of"] == experiment.settings.best_metric:
             # The link too: a kill may have come before it, or its checkpoint may have been set aside.
             if state["best_step"] in available:

@@ -40,8 +40,8 @@ def trial(job: Job, make_engine: MakeEngine, stop: Stop) -> Outcome:
     What they took is written to the folder. An `engines.job.Loop`."""
     experiment, run = job.experiment, prepare(job, make_engine)
     mixer = run.experiment.mixer
-    if mixer.started_at is None:
-        mixer.started_at = 0  # so that what replay needs is tried too, where the first step has a success
+    if mixer.share.started_at is None:
+        mixer.share.started_at = 0  # so that what replay needs is tried too, where the first step has a success
     tiny = planned = experiment.settings.questions_per_step
     if not run.engine.whole_batches:
         tiny = min(planned, max(2, experiment.optimizer.steps_per_batch))

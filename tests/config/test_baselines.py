@@ -62,7 +62,7 @@ def test_the_command_with_a_pretrained_model_gives_what_the_gin_files_say():
     experiment = config.load(values["--gin"], values["--set"])
     assert isinstance(experiment.model, SupervisedModel)
     assert (experiment.model.model.path, experiment.model.learning_rate) == ("Elliott/Qwen2.5-Math-7B-16k-think", 1e-5)
-    assert experiment.mixer.rho == 0
+    assert experiment.mixer.share.rho == 0
 
 
 def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:

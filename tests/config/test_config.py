@@ -186,7 +186,7 @@ def test_a_spawned_process_gets_the_objects_not_pythons_defaults():
     experiment = config.load(["base.gin"], ["ReplayMixer.rho = 0.125", "MixedPolicyLoss.beta = 0.7", "train.seed = 4"])
     script = (
         "import pickle, sys; x = pickle.load(sys.stdin.buffer); "
-        "print(float(x.mixer.rho), x.loss.beta, x.settings.seed, x.config_hash, x.mixer.rng.random(), "
+        "print(float(x.mixer.share.rho), x.loss.beta, x.settings.seed, x.config_hash, x.mixer.rng.random(), "
         "'gin' in sys.modules)"
     )
     done = subprocess.run(

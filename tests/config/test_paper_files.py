@@ -39,8 +39,8 @@ def test_a_models_file_is_the_papers_run(file):
     assert (loss.entropy_coef, loss.kl_coef) == (0.001, 0.0)
     assert (loss.beta, loss.normalizer, loss.response_length) == (0.1, "constant", 8192)
     assert experiment.optimizer.learning_rate == 1e-6
-    assert experiment.mixer.rho == 0.5
-    assert (experiment.mixer.start_at_accuracy is None) == (file.stem == "llama3_1_8b")
+    assert experiment.mixer.share.rho == 0.5
+    assert (experiment.mixer.share.start_at_accuracy is None) == (file.stem == "llama3_1_8b")
     prompts = experiment.prompts
     assert (prompts.template, prompts.system, prompts.chat_template_from) == PROMPTS.get(
         file.stem, ("chat", None, None)

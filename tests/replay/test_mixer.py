@@ -82,9 +82,9 @@ def test_replay_and_its_schedule_begin_in_the_step_after_the_start_and_never_sto
     delayed, buffer = mixer(8, rho=0.25, rho_end=1.0, rho_steps=3, start_at_accuracy=0.35), filled(20)
     for step in range(1, 5):
         assert delayed.plan(source(), buffer, step).replayed == []
-    delayed.observe(graded(9, 10), 4)
-    delayed.observe(graded(0, 10), 5)
-    assert delayed.started_at == 4
+    delayed.share.observe(graded(9, 10), 4)
+    delayed.share.observe(graded(0, 10), 5)
+    assert delayed.share.started_at == 4
     assert [len(delayed.plan(source(), buffer, step).replayed) for step in range(5, 10)] == [2, 4, 6, 8, 8]
 
 
@@ -120,18 +120,18 @@ def test_a_stored_question_that_is_not_in_the_question_set_stops():
 @pytest.mark.parametrize("percent", range(1, 100))
 def test_replay_starts_strictly_above_the_bound_compared_as_an_exact_fraction(percent):
     delayed = mixer(start_at_accuracy=percent / 100)
-    delayed.observe(graded(percent, 100), 1)
-    assert not delayed.started
-    delayed.observe(graded(percent + 1, 100), 2)
-    assert delayed.started_at == 2
+    delayed.share.observe(graded(percent, 100), 1)
+    assert not delayed.share.started
+    delayed.share.observe(graded(percent + 1, 100), 2)
+    assert delayed.share.started_at == 2
 
 
 def test_ungradable_rollouts_do_not_count_towards_the_start():
     delayed = mixer(start_at_accuracy=0.35)
-    delayed.observe([group(["timeout", "error"])], 1)
-    assert not delayed.started
-    delayed.observe([group(["correct", "wrong", "timeout", "timeout", "error", "error"])], 2)
-    assert delayed.started_at == 2
+    delayed.share.observe([group(["timeout", "error"])], 1)
+    assert not delayed.share.started
+    delayed.share.observe([group(["correct", "wrong", "timeout", "timeout", "error", "error"])], 2)
+    assert delayed.share.started_at == 2
 
 
 @pytest.mark.parametrize("collect_before_start", [False, True])
@@ -206,10 +206,10 @@ def test_a_restored_mixer_continues_the_same_draws_and_its_schedule():
         pass
     states = json.loads(json.dumps([first_mixer.state_dict(), first_source.state_dict()]))
     resumed_mixer, resumed_source = mixer(seed=77, **settings), source(seed=78)
-    assert not resumed_mixer.started
+    assert not resumed_mixer.share.started
     resumed_mixer.load_state_dict(states[0])
     resumed_source.load_state_dict(states[1])
-    assert resumed_mixer.started_at == straight_mixer.started_at == 1
+    assert resumed_mixer.share.started_at == straight_mixer.share.started_at == 1
     ahead, again = (
         [ids_of(plan) for plan in train(*parts, 10, seed=9, first=11)]
         for parts in ((straight_mixer, straight_source, straight), (resumed_mixer, resumed_source, buffer))

@@ -153,7 +153,7 @@ def test_with_dynamic_sampling_the_length_penalty_alone_trains_nothing():
     mixed = RolloutGroup(
         QUESTIONS[1], (rollout("correct", range(9)), *(rollout("wrong", range(n)) for n in (1, 8, 9))), False
     )
-    completed = mixer().complete([wrong, mixed], {})
+    completed = mixer().injection.complete([wrong, mixed], {})
     batch = mixer().assemble(completed, GroupAdvantages(), lambda tokens: verifier.overlong_penalty(tokens, 10))
     assert DynamicSampling().masked(batch) is batch
     assert all(row.advantage for row in batch.flat_rows()[1:])
@@ -178,7 +178,7 @@ def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
     wrong = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
     replayed = RolloutGroup(QUESTIONS[1], tuple(rollout("wrong", range(n)) for n in (6, 7, 8)), True)
     stored = trajectory(range(10))
-    completed = mixing.complete([wrong, replayed], {QUESTIONS[1].id: stored})
+    completed = mixing.injection.complete([wrong, replayed], {QUESTIONS[1].id: stored})
     batch = mixing.assemble(completed, GroupAdvantages(), penalty)
     expected = [[0, -0.5, -0.75, -1], [0, -0.25, -0.5, 1 - 1]]
     for members, rewards in zip(batch.rows, expected, strict=True):

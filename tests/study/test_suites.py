@@ -70,7 +70,11 @@ def test_a_grid_is_the_product_of_its_values_over_every_variant():
     built = {run.variant.name: run.experiment for run in plan(variants, [0], Path("unused"), config.load)}
     assert len(built) == 2 * 2 * 2
     experiment = built["ablation_no_entropy+no_shaping-rho=0.25-thresholds=0.3_0.7"]
-    assert (experiment.selector.by, experiment.loss.shaping, float(experiment.mixer.rho)) == ("random", False, 0.25)
+    assert (experiment.selector.by, experiment.loss.shaping, float(experiment.mixer.share.rho)) == (
+        "random",
+        False,
+        0.25,
+    )
     assert experiment.params["DifficultyBuckets.thresholds"] == "(0.3, 0.7)"
 
 
@@ -102,4 +106,4 @@ def test_what_a_suites_file_binds_holds_for_every_run_unless_the_variant_says_ot
         "Suite.variants = {'a': (), 'b': ('ablations/rho_75.gin',), 'c': ('ReplayMixer.rho = 0.2',)}\n"
     )
     runs = plan(of_suite(config.load_suite(file), str(file)), [0], Path("unused"), config.load)
-    assert [(float(run.experiment.mixer.rho), run.steps) for run in runs] == [(0.1, 7), (0.75, 7), (0.2, 7)]
+    assert [(float(run.experiment.mixer.share.rho), run.steps) for run in runs] == [(0.1, 7), (0.75, 7), (0.2, 7)]

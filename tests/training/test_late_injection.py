@@ -164,7 +164,7 @@ def test_what_can_be_injected(late):
     solved = group(["wrong", "wrong", "wrong", "correct"], QUESTIONS[2])
     delayed = mixer(rho=0, late_injection=late, start_at_accuracy=0.35)
     assert delayed.late_stored(failed, buffer) == {}
-    delayed.observe([group(["correct"] * 4)], 1)
+    delayed.share.observe([group(["correct"] * 4)], 1)
     assert list(delayed.late_stored(failed, buffer)) == QUESTIONS[:3]
     assert delayed.late_stored([ungraded, solved], buffer) == {}
     assert mixer(rho=0).late_stored(failed, buffer) == {}
@@ -178,7 +178,7 @@ def test_a_planned_revisit_gets_its_stored_success_only_where_all_rollouts_fail(
     ungraded, late = group(["timeout"] * 4, QUESTIONS[2], True), group(["wrong"] * 4, QUESTIONS[3])
     groups = [failed, solved, ungraded, late]
     chosen = {QUESTIONS[i].id: trajectory([i, 1]) for i in range(4)}
-    rows = [members for _, members in planning.complete(groups, chosen)]
+    rows = [members for _, members in planning.injection.complete(groups, chosen)]
     stored = [[one for one in members if isinstance(one, Trajectory)] for members in rows]
     assert [len(members) for members in rows] == [4] * 4
     assert stored == [[chosen[QUESTIONS[0].id]], [], [], [chosen[QUESTIONS[3].id]]]

@@ -40,7 +40,7 @@ def step_of(experiment: Experiment, parameters: int, card: Card) -> tuple[float,
     """
     settings, optimizer, mixer = experiment.settings, experiment.optimizer, experiment.mixer
     flags, k = experiment.openrlhf.all_flags() if experiment.openrlhf else {}, settings.group_size
-    rows, replayed = settings.questions_per_step * k, int(mixer.rho * settings.questions_per_step)
+    rows, replayed = settings.questions_per_step * k, int(mixer.share.rho * settings.questions_per_step)
     response = min(RESPONSE, experiment.sampling.max_response_tokens)
     tokens = response + min(PROMPT, experiment.prompts.max_tokens)  # of a row
     share = TRAIN_SHARE if experiment.local is None else LOCAL_TRAIN_SHARE
@@ -48,7 +48,7 @@ def step_of(experiment: Experiment, parameters: int, card: Card) -> tuple[float,
     passes = optimizer.passes_per_batch * (3 if experiment.lora.rank is None else 2) + (experiment.loss.kl_coef > 0)
     if optimizer.steps_per_batch * optimizer.passes_per_batch > 1 and not settings.generate_ahead:
         passes += 1  # log-probs before the update
-    fresh = rows - replayed * (k - mixer.rollouts_per_replayed)
+    fresh = rows - replayed * (k - mixer.injection.rollouts_per_replayed)
     speed = card.tokens * RATED / parameters
     if experiment.local is not None and not experiment.local.samples_by_vllm("cuda"):
         speed = LOOP_TOKENS * min(fresh, experiment.local.generation_rows)
