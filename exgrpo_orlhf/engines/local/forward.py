@@ -81,6 +81,15 @@ class PolicyForward:
         return response_stats(self.model.get_output_embeddings(), hidden, targets, self.temperature)
 
     @torch.no_grad()
+    def measure(self, rows: Sequence[ForwardRow], token_budget: int) -> list[Measured]:
+        """Each row, without gradient, in batches of at most `token_budget` tokens."""
+        measured: dict[int, Measured] = {}
+        for part, pack in self.batches(rows, token_budget):
+            batch = [rows[i] for i in part]
+            measured.update(zip(part, per_row(batch, *self(batch, pack)), strict=True))
+        return [measured[i] for i in range(len(rows))]
+
+    @torch.no_grad()
     def _check(self) -> None:
         """Raises ValueError for an architecture that caps or scales logits, or hidden states before the output layer.
         Compared in float32, whatever the run computes in, because rounding would hide a difference."""
@@ -128,16 +137,6 @@ class PolicyForward:
         with self.autocast():
             ours, rounded = results(one_call=True), results(one_call=False)
         return all((a - e).norm() <= 3 * (b - e).norm() for a, b, e in zip(ours, rounded, exact, strict=True))
-
-
-@torch.no_grad()
-def measure(forward: PolicyForward, rows: Sequence[ForwardRow], token_budget: int) -> list[Measured]:
-    """Each row, without gradient, in batches of at most `token_budget` tokens."""
-    measured: dict[int, Measured] = {}
-    for part, pack in forward.batches(rows, token_budget):
-        batch = [rows[i] for i in part]
-        measured.update(zip(part, per_row(batch, *forward(batch, pack)), strict=True))
-    return [measured[i] for i in range(len(rows))]
 
 
 def per_row(rows: Sequence[ForwardRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:
