@@ -278,6 +278,3 @@ class GymModel(WarmedUpModel):
 
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         return [self._examples[i] for i in rng.integers(self.count, size=self.batch_size)]
-
-
-chain_tokenizer = ChainModel.tokenizer

@@ -48,8 +48,6 @@ def token_stats(
             f"hidden (N, H), weight (V, H) and targets (N,) do not fit: {tuple(hidden.shape)}, {tuple(weight.shape)}, "
             f"{tuple(targets.shape)}"
         )
-    if not temperature > 0:
-        raise ValueError(f"the temperature must be positive, got {temperature!r}")
     fused = compiled(hidden.device.type) if len(targets) * len(weight) > chunk_elements else None
     # Narrower blocks than H would spend their time reading and writing the hidden states' gradient.
     width = COLUMNS if fused else max(hidden.shape[1], chunk_elements // max(1, len(targets)))

@@ -115,12 +115,6 @@ class VllmSampler(QueuedSampler):
             )
         self._llm.reset_prefix_cache()
 
-    def weights(self) -> dict[str, Tensor]:
-        """Copies of what vLLM has, by its names."""
-        copies = lambda model: {name: one.detach().to("cpu", copy=True) for name, one in model.named_parameters()}
-        weights: dict[str, Tensor] = self._llm.apply_model(copies)[0]
-        return weights
-
     def _send(self, request: Request, seed: int) -> str:
         name = str(next(self._names))
         prompt = {"prompt_token_ids": [*request.prompt_ids]}
