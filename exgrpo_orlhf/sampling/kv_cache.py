@@ -98,9 +98,8 @@ class ReservedLayer(DynamicLayer):
         """layer: the filled layer that this one replaces"""
         CacheLayerMixin.__init__(self)
         vars(self).update(vars(layer))
-        assert layer.keys is not None
-        assert layer.values is not None
-        self._keys, self._values = (Reserved(tensor, positions, dtype) for tensor in (layer.keys, layer.values))
+        filled: Any = (layer.keys, layer.values)
+        self._keys, self._values = (Reserved(tensor, positions, dtype) for tensor in filled)
         self.keys, self.values = self._keys.held, self._values.held
         self.dtype = self.keys.dtype
 

@@ -43,14 +43,11 @@ class VllmSampler(QueuedSampler):
     ) -> None:
         """Start vLLM.
 
-        Args:
-            weights: the policy's by their Hugging Face names; vLLM converts them to `dtype`.
-            tokens: of a prompt and its response, at most.
-            rows: responses computed at a time, at most.
-            memory: share of the GPU's memory; above SLEEPS_ABOVE vLLM gives it back between rollouts.
+        weights: the policy's by their Hugging Face names; vLLM converts them to `dtype`
+        tokens: of a prompt and its response, at most; rows: responses computed at a time, at most
+        memory: share of the GPU's memory; above SLEEPS_ABOVE vLLM gives it back between rollouts
 
-        Raises:
-            EngineLost: vLLM is not installed, or it cannot run the model.
+        Raises EngineLost if vLLM is not installed, or cannot run the model.
         """
         arguments = settings(memory, "bind LocalEngine.sampler = 'loop'")
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights are copied, not sent

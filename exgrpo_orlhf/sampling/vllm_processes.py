@@ -39,15 +39,8 @@ class VllmProcesses(StreamSampler):
         replicas: int = 1,
         gpu_memory: float = 0.9,
     ) -> None:
-        """Start vLLM.
-
-        Args:
-            dtype: 'auto' is the checkpoint's.
-            gpu_memory: share of each GPU's memory.
-
-        Raises:
-            EngineLost: vLLM is not installed, GPUs are missing, or the model cannot be loaded.
-        """
+        """Start vLLM. dtype: 'auto' is the checkpoint's; gpu_memory: share of each GPU's memory. Raises EngineLost if
+        vLLM is not installed, GPUs are missing, or the model cannot be loaded."""
         arguments = settings(gpu_memory, "--engine transformers")
         import vllm
         from vllm.platforms import current_platform

@@ -35,7 +35,7 @@ from ...redaction import REDACTED
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ...workers.fork_server import close_workers
-from ..job import Job
+from ..engine import Job
 from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
 from . import cpu, estimates, packed_attention, universal

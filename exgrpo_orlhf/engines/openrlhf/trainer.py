@@ -24,8 +24,7 @@ from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, RolloutGroup
 from ...sampling import EngineLost
 from ...sampling.ray_engines import RaySampler, results
-from ..engine import Engine, LogProbs, NonFiniteUpdate, UpdateStats
-from ..job import Job
+from ..engine import Engine, Job, LogProbs, NonFiniteUpdate, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from . import universal
 from .dealing import deal_passes
