@@ -148,8 +148,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
     from exgrpo_orlhf.engines.openrlhf import estimates, flags
-    from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf
-    from exgrpo_orlhf.models.published import published_config
+    from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf, published_config
     from exgrpo_orlhf.models.supervised_start import SupervisedModel
     from exgrpo_orlhf.models.tiny_models import WarmedUpModel
     from exgrpo_orlhf.questions.prompts import PromptEncoder

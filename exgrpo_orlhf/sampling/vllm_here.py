@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from ..records import Rollout
-from ..vllm_on_cpu import keep_plain_weights
 from .queued import QueuedSampler
 from .request import EngineLost, Request
-from .vllm_requests import rollouts_of, sampling_params, settings
+from .vllm_requests import keep_plain_weights, rollouts_of, sampling_params, settings
 
 Weights = Iterable[tuple[str, Tensor]]
 SLEEPS_ABOVE = 0.5  # share of the GPU's memory: the trainer needs the rest, and what vLLM gives back between rollouts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache
 from unittest.mock import patch
 
@@ -45,9 +45,7 @@ class PolicyForward:
             _warn_once("rows are padded, not packed: that needs LocalEngine.dtype = 'bfloat16' and full attention")
 
     def autocast(self) -> AbstractContextManager[object]:
-        if self.compute_dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.compute_dtype)
+        return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
     def batches(self, rows: Sequence[ForwardRow], token_budget: int) -> Iterator[tuple[list[int], bool]]:
         """Positions of rows in batches of at most `token_budget` tokens, and whether to pack them. Of packed rows a

@@ -97,8 +97,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
 
 def _flags(info: dict[str, Any], name: str) -> torch.Tensor:
     """A flag of each row, (R,) bool. OpenRLHF turns it into a tensor or a list of tensors, one per row, on the way."""
-    values = info[name]
-    return (values if isinstance(values, torch.Tensor) else torch.stack([torch.as_tensor(v) for v in values])).bool()
+    return torch.stack([torch.as_tensor(value) for value in info[name]]).bool()
 
 
 class MixedActor(Actor):  # type: ignore[misc]
