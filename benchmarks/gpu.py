@@ -51,7 +51,7 @@ from exgrpo_orlhf.doctor.finding import PACKAGES, version
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.forward import measure
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
-from exgrpo_orlhf.models.tiny_models import ChainModel, chain_tokenizer
+from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.objective.token_stats import token_stats
 from exgrpo_orlhf.records import MixedBatch, Row
 from exgrpo_orlhf.replay import Plan
@@ -160,7 +160,7 @@ def by_transformers(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> di
     model = AutoModelForCausalLM.from_pretrained(work.folder, dtype=torch.float32).to(work.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
     of_batch = batch.flat_rows()
-    prompts = chain_tokenizer()([row.question.prompt for row in of_batch], padding=True, return_tensors="pt")
+    prompts = ChainModel.tokenizer()([row.question.prompt for row in of_batch], padding=True, return_tensors="pt")
 
     def generate() -> None:
         options: Any = {"do_sample": True, "top_k": 0, "pad_token_id": 0, "max_new_tokens": work.size.row - PROMPT}

@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.rows import ForwardRow
-from exgrpo_orlhf.models.tiny_models import chain_tokenizer
+from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
@@ -80,7 +80,7 @@ class Work(NamedTuple):
         torch.manual_seed(0)
         with torch.device(self.device):
             Qwen2ForCausalLM(Qwen2Config(**shape, **special)).bfloat16().save_pretrained(self.folder)
-        chain_tokenizer().save_pretrained(self.folder)
+        ChainModel.tokenizer().save_pretrained(self.folder)
 
     def batch(self, prompt: int = 24, longest: int | None = None) -> tuple[MixedBatch, list[ForwardRow]]:
         """Random tokens and advantages; the second half of the groups ends with a stored trajectory."""
@@ -98,7 +98,7 @@ class Work(NamedTuple):
             members = [*fresh, stored] if stored else fresh
             parts = zip(members, (a - a.mean()).tolist(), strict=True)
             rows.append([Row(question, member, advantage, True) for member, advantage in parts])
-        batch, encode = MixedBatch(groups, rows, len(rows[0])), chain_tokenizer().encode
+        batch, encode = MixedBatch(groups, rows, len(rows[0])), ChainModel.tokenizer().encode
         return batch, [ForwardRow(encode(row.question.prompt), row.token_ids) for row in batch.flat_rows()]
 
 

@@ -18,9 +18,9 @@ from typing import Any
 from command_line import finish, make_parser
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.openrlhf import hours, memory
+from exgrpo_orlhf.engines.openrlhf import estimates
 from exgrpo_orlhf.files import write
-from exgrpo_orlhf.models.published import published_config
+from exgrpo_orlhf.models.pretrained import published_config
 from exgrpo_orlhf.show.tables import markdown_table
 from exgrpo_orlhf.training.smoke import buffer_bytes, duration
 
@@ -50,23 +50,23 @@ def needs(layout: str) -> dict[str, Any]:
     name, files = LAYOUTS[layout]
     bound = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions'", f"train.steps = {STEPS[name]}"]
     experiment = config.load(["recipes/paper.gin", f"engines/openrlhf_{layout}.gin", *files], bound)
-    count = memory.parameters_of(MODELS[name], experiment.lora)
+    count = estimates.parameters_of(MODELS[name], experiment.lora)
     assert count is not None
     assert experiment.openrlhf is not None
-    card = hours.CARDS[experiment.openrlhf.gpu]
-    sums = memory.memory_of(experiment, MODELS[name], card.memory)
-    buffer = buffer_bytes(experiment, 0.5, hours.RESPONSE)
-    alike = [gpu for gpu, one in hours.CARDS.items() if one.memory == card.memory]
-    same = {gpu: hours.step_of(experiment, count[0], hours.CARDS[gpu]) for gpu in alike}
+    card = estimates.CARDS[experiment.openrlhf.gpu]
+    sums = estimates.memory_of(experiment, MODELS[name], card.memory)
+    buffer = buffer_bytes(experiment, 0.5, estimates.RESPONSE)
+    alike = [gpu for gpu, one in estimates.CARDS.items() if one.memory == card.memory]
+    same = {gpu: estimates.step_of(experiment, count[0], estimates.CARDS[gpu]) for gpu in alike}
     return {
         "gpus": next(iter(same.values()))[1],
         "model_name": f"{name}{', LoRA' if files else ''}",
         "total": card.memory,
-        "short": memory.too_little_memory(experiment, sums, card.memory),
+        "short": estimates.too_little_memory(experiment, sums, card.memory),
         "model": sums.model, "update": sums.update, "rollout": sums.rollout, "cache": sums.cache,
         "host": sums.host + buffer,
         "download": 2 * count[0],
-        "disk": (experiment.settings.keep + 1) * (memory.checkpoint_bytes(*count) + buffer),
+        "disk": (experiment.settings.keep + 1) * (estimates.checkpoint_bytes(*count) + buffer),
         "steps": STEPS[name],
         "seconds": {gpu: seconds for gpu, (seconds, _) in same.items()},
     }  # fmt: skip

@@ -147,15 +147,14 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     from exgrpo_orlhf.engines.local import placement
     from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
-    from exgrpo_orlhf.engines.openrlhf import flags, memory
-    from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf
-    from exgrpo_orlhf.models.published import published_config
+    from exgrpo_orlhf.engines.openrlhf import estimates, flags
+    from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf, published_config
     from exgrpo_orlhf.models.supervised_start import SupervisedModel
     from exgrpo_orlhf.models.tiny_models import WarmedUpModel
     from exgrpo_orlhf.questions.prompts import PromptEncoder
     from exgrpo_orlhf.training.load_questions import load_questions
 
-    s, mixer, longest = experiment.settings, experiment.mixer, memory.longest_sequence(experiment)
+    s, mixer, longest = experiment.settings, experiment.mixer, estimates.longest_sequence(experiment)
     problems: list[str] = []
     training: list[Question] = []
     validation: list[Question] = []
@@ -181,7 +180,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     with _noted(problems):
         config = published_config(name) if path is None else AutoConfig.from_pretrained(path, trust_remote_code=False)
         if config is not None:
-            count = memory.parameters_of(config, experiment.lora)
+            count = estimates.parameters_of(config, experiment.lora)
             sizes = [f"{each / 1e6:,.1f} million" for each in count]
             trained = f" ({sizes[1]} of them trained, LoRA)" if experiment.lora.rank else ""
             positions = getattr(config.get_text_config(), "max_position_embeddings", "any number of")
@@ -230,12 +229,12 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
 
 
 def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
-    from exgrpo_orlhf.engines.openrlhf import hours, memory
+    from exgrpo_orlhf.engines.openrlhf import estimates
     from exgrpo_orlhf.lazy import torch
     from exgrpo_orlhf.progress import duration
     from exgrpo_orlhf.training.smoke import buffer_bytes, disk_text, size
 
-    buffer = buffer_bytes(experiment, 0.5, min(hours.RESPONSE, experiment.sampling.max_response_tokens))
+    buffer = buffer_bytes(experiment, 0.5, min(estimates.RESPONSE, experiment.sampling.max_response_tokens))
     beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"
     checkpoint = 4 * count[0] + 8 * count[1]  # the local engine's weights and Adam, float32
     settings = experiment.openrlhf
@@ -244,21 +243,21 @@ def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[
         print(f"memory      estimated: {weights}, activations and {beside}; --smoke measures it")
         local = experiment.local
         if local is not None and (local.device == "cuda" or (local.device == "auto" and torch.cuda.is_available())):
-            step, _ = hours.step_of(experiment, count[0], hours.CARDS["H100"])
+            step, _ = estimates.step_of(experiment, count[0], estimates.CARDS["H100"])
             run_hours = f"{duration(step)} a step, {experiment.settings.steps * step / 3600:.0f} h a run"
             sampled = "vLLM's tokens assumed" if local.samples_by_vllm("cuda") else "the loop's tokens measured"
-            basis = f"estimated for one {hours.MEASURED_ON}, from another model's update, {sampled}"
+            basis = f"estimated for one {estimates.MEASURED_ON}, from another model's update, {sampled}"
             print(f"time        {basis}: {run_hours}")
     else:
-        card, checkpoint = hours.CARDS[settings.gpu], memory.checkpoint_bytes(*count)
-        sums = memory.memory_of(experiment, config, card.memory)
-        rows = sums.cache / memory.longest_sequence(experiment)
+        card, checkpoint = estimates.CARDS[settings.gpu], estimates.checkpoint_bytes(*count)
+        sums = estimates.memory_of(experiment, config, card.memory)
+        rows = sums.cache / estimates.longest_sequence(experiment)
         cache = f"{sums.cache:,} tokens, {rows:.0f} of the longest rows"
         print(f"GPU memory  estimated: {sums.text()} of {size(card.memory)} ({settings.gpu}); vLLM's cache {cache}")
-        if short := memory.too_little_memory(experiment, sums, card.memory):
+        if short := estimates.too_little_memory(experiment, sums, card.memory):
             print(f"            TOO LITTLE: {short}")
         print(f"host memory estimated: {size(sums.host)} a node, and {beside}")
-        step, gpus = hours.step_of(experiment, count[0], card)
+        step, gpus = estimates.step_of(experiment, count[0], card)
         here = torch.cuda.device_count()
         where = "this machine" if settings.ray_address is None and "RAY_ADDRESS" not in os.environ else "the cluster"
         print(f"device      {gpus} GPUs of {where}")

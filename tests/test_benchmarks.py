@@ -16,7 +16,7 @@ import pytest
 from run_builders import DATA, ROOT
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.openrlhf import flags, memory
+from exgrpo_orlhf.engines.openrlhf import estimates, flags
 
 pytestmark = pytest.mark.slow
 
@@ -158,7 +158,7 @@ def test_the_runs_of_the_gpus_benchmark_are_bound_as_their_engines_ask(monkeypat
     for files in (("baselines/on_policy.gin",), ("engines/openrlhf_1gpu.gin",)):
         experiment = config.load(*gpu_runs.layout(work, *files))
         assert experiment.settings.questions_per_step * experiment.settings.group_size == 512
-        assert memory.longest_sequence(experiment) <= 2048
+        assert estimates.longest_sequence(experiment) <= 2048
         if experiment.openrlhf is not None:
             flags.command_line(experiment, experiment.openrlhf.all_flags(), "model", Path(), resume=False)
             assert 64 % flags.divisible_questions(experiment) == 0

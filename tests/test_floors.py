@@ -22,7 +22,7 @@ FLOORS = (
     {"replay", "objective", "questions", "tasks", "checkpoints", "workers", "cache", "tokenizer_file"},
     {"show"},
     {"records", "settings", "files", "paths", "progress", "stopping", "terminal", "lazy", "weights", "redaction"}
-    | {"metric_names", "json_lines", "annotations", "rounding", "vllm_on_cpu"},
+    | {"metric_names", "json_lines", "annotations", "rounding"},
 )
 
 

@@ -16,7 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .. import config
-from ..engines.job import Job
+from ..engines.engine import Job
 from ..engines.openrlhf import launch
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment

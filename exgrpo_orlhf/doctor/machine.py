@@ -16,8 +16,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from transformers import AutoConfig, PretrainedConfig
 
+from ..engines.openrlhf.estimates import GB, checkpoint_bytes, gpu_bytes, memory_of, parameters_of, too_little_memory
 from ..engines.openrlhf.launch import wrong_python
-from ..engines.openrlhf.memory import GB, checkpoint_bytes, gpu_bytes, memory_of, parameters_of, too_little_memory
 from ..engines.openrlhf.worker_environment import wrong_arch_list
 from ..experiment import Experiment
 from .finding import PACKAGES, Finding, judged, version

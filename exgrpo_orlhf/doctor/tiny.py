@@ -21,7 +21,7 @@ from ..engines.openrlhf.flags import divisible_questions, ranks_of
 from ..experiment import Experiment
 from ..models.pretrained import PretrainedModel
 from ..models.supervised_start import SupervisedModel
-from ..models.tiny_models import chain_tokenizer
+from ..models.tiny_models import ChainModel
 from ..settings import ConfigError
 
 LAYERS, HEAD, SPREAD = 2, 64, 2.0  # of the model, at least; width of a head; standard deviation of a logit
@@ -61,7 +61,7 @@ def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
         bound: the model whose architecture is used; None: Qwen2
         tensor_parallel: GPUs of a vLLM engine, over which the heads are split
     """
-    tokenizer = chain_tokenizer()
+    tokenizer = ChainModel.tokenizer()
     config = AutoConfig.from_pretrained(bound, trust_remote_code=False) if bound else Qwen2Config()
     shape = _shape(config.get_text_config(), tensor_parallel)
     tokens = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}

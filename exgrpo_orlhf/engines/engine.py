@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..environments.playing import Player, episode_seeds, outdated, written_to
+from ..experiment import Experiment, Outcome
 from ..files import Files
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
@@ -24,6 +25,7 @@ from ..replay import Plan
 from ..rewards import Written
 from ..sampling import Request, Sampler, StepSeed
 from ..settings import Sampling
+from ..stopping import Stop
 from .rows import ForwardRow
 
 LogProbs = npt.NDArray[np.float32]
@@ -180,3 +182,23 @@ class Engine(ABC):
     @abstractmethod
     def load(self, folder: Path) -> None:
         """Loads the state that `save` put beside the weights. The weights were loaded when the engine was made."""
+
+
+MakeEngine = Callable[[Path | None], Engine]  # with the weights of a checkpoint if there is one
+# `training.preparation.prepare_and_run`, as a value: an engine cannot import what lies above it.
+Loop = Callable[["Job", MakeEngine, Stop], Outcome]
+
+
+@dataclass(frozen=True, repr=False)
+class Job:
+    """What the OpenRLHF driver hands to the trainer, which is an actor of Ray, and what a local run is made of.
+
+    run: its folder; questions: of training and of validation, where they were loaded already
+    """
+
+    experiment: Experiment
+    run: Path
+    tracking_uri: str
+    tags: Mapping[str, str]
+    loop: Loop
+    questions: tuple[list[Question], list[Question]] | None = None

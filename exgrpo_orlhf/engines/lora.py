@@ -43,13 +43,10 @@ class Adapter:
     """
 
     def __init__(self, model: PreTrainedModel, settings: LoRA, base: str | Path, seed: int) -> None:
-        """Puts an adapter into the model, with which it still computes what it did: B is 0.
+        """Puts an adapter into the model, with which it still computes what it did: B is 0. Its own weights no longer
+        get a gradient.
 
-        Args:
-            model: its weights no longer get a gradient.
-            base: where the model comes from, for those who open the adapter later.
-            seed: A is drawn from it.
-
+        base: where the model comes from, for those who open the adapter later; seed: A is drawn from it
         Raises AdapterError for targets that the model does not have, or that cannot be merged.
         """
         self.model, self._base = model, {"model": str(base), "weights": weights.fingerprint(base)}
@@ -105,10 +102,8 @@ class Adapter:
         return [(_base_name(name), one) for name, one in self.model.named_parameters() if ".lora_" not in name]
 
     def merged_state(self, keep: bool = True) -> dict[str, Tensor]:
-        """Copies of the merged weights on the CPU, by the names that they have in the base model. All ranks must ask.
-
-        keep: whether this rank gets them; else it gets nothing
-        """
+        """Copies of the merged weights on the CPU, by the names that they have in the base model. All ranks must ask,
+        and those that `keep` get them."""
         copies: dict[int, Tensor] = {}  # tied weights stay tied
         state = {name: value for name, value in self.model.state_dict(keep_vars=True).items() if ".lora_" not in name}
         for value in state.values():

@@ -71,13 +71,8 @@ def too_few_positions(config: PretrainedConfig, tokens: int, path: object) -> st
 
 
 def response_stats(head: Any, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs at `temperature` and entropies at 1 of response tokens, (N,) each, in the dtype of `hidden`.
-
-    Args:
-        head: the model's output layer
-        hidden: (N, D), the hidden states that predict the tokens
-        targets: (N,), the tokens
-    """
+    """Log-probs at `temperature` and entropies at 1 of response tokens, `targets`, (N,) each, in the dtype of `hidden`,
+    (N, D): the hidden states that predict them. head: the model's output layer"""
     bias = getattr(head, "bias", None)
     return token_stats(
         hidden,

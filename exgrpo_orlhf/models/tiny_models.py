@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 
 from .. import cache, paths, weights
+from ..engines.rows import ForwardRow, padded
 from ..lazy import torch, transformers
 from ..settings import Bound, Count, Natural, Share, check, require
 from ..tasks import modular_chains, reasoning_gym
@@ -34,7 +35,7 @@ from .optimiser_steps import optimiser_steps
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-PAD, END = "<pad>", "<end>"
+PAD, END = "<pad>", "<end>"  # the first one has the id 0, with which rows are padded
 _IGNORED = -100  # label of a token that is not learnt
 _WIDTH = Bound("must be a positive multiple of 32", lambda value: value > 0 == value % 32)
 _RATE = Bound("must be between 0 and 1", lambda value: 0 < value < 1)
@@ -175,15 +176,11 @@ class WarmedUpModel(ABC):
     def _batch(self, rng: np.random.Generator) -> "tuple[torch.Tensor, torch.Tensor, int]":
         """Token ids and labels (batch_size, T) of prompt, response, end token and padding on the right; length of the
         shortest prompt. A label is the token itself in response and end token, and ignored elsewhere."""
-        encode, texts = self.tokenizer().encode, self._texts(rng)
-        longest = max(len(prompt) + len(response) for prompt, response in texts) + 1
-        rows, labels = [], []
-        for prompt, response in texts:
-            row = [*encode(prompt), *encode(response), self.vocabulary.index(END)]  # a token for each character
-            padding = longest - len(row)
-            rows.append(row + [self.vocabulary.index(PAD)] * padding)
-            labels.append([_IGNORED] * len(prompt) + row[len(prompt) :] + [_IGNORED] * padding)
-        return torch.tensor(rows), torch.tensor(labels), min(len(prompt) for prompt, _ in texts)
+        encode, end = self.tokenizer().encode, self.vocabulary.index(END)
+        texts = [(encode(prompt), [*encode(response), end]) for prompt, response in self._texts(rng)]
+        ids, taught = padded([ForwardRow(prompt, np.array(response, np.int32)) for prompt, response in texts])
+        labels = np.where(taught, ids, _IGNORED)
+        return torch.from_numpy(ids), torch.from_numpy(labels), min(len(prompt) for prompt, _ in texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +275,3 @@ class GymModel(WarmedUpModel):
 
     def _texts(self, rng: np.random.Generator) -> list[tuple[str, str]]:
         return [self._examples[i] for i in rng.integers(self.count, size=self.batch_size)]
-
-
-chain_tokenizer = ChainModel.tokenizer

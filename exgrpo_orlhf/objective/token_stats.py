@@ -13,6 +13,7 @@ read and write the whole block: there torch.compile makes one or two passes of t
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -48,8 +49,6 @@ def token_stats(
             f"hidden (N, H), weight (V, H) and targets (N,) do not fit: {tuple(hidden.shape)}, {tuple(weight.shape)}, "
             f"{tuple(targets.shape)}"
         )
-    if not temperature > 0:
-        raise ValueError(f"the temperature must be positive, got {temperature!r}")
     fused = compiled(hidden.device.type) if len(targets) * len(weight) > chunk_elements else None
     # Narrower blocks than H would spend their time reading and writing the hidden states' gradient.
     width = COLUMNS if fused else max(hidden.shape[1], chunk_elements // max(1, len(targets)))
@@ -100,34 +99,36 @@ def compiled(device: str) -> Any:
         return None
 
 
-def _buffers(count: int, hidden: Tensor, width: int) -> list[Tensor]:
-    """Reused for every block: memory fresh from the system costs more time than the arithmetic done in it."""
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, width: int, buffers: int
+) -> Iterator[tuple[slice, Tensor, list[Tensor]]]:
+    """Blocks of the vocabulary, their logits, and that many buffers (N, W); the first one may hold the logits, which
+    without buffers are of the weight's dtype.
+
+    Buffers are reused: memory fresh from the system costs more time than the arithmetic done in it.
+    """
     dtype = torch.promote_types(hidden.dtype, torch.float32)
-    return [torch.empty(len(hidden), width, dtype=dtype, device=hidden.device) for _ in range(count)]
-
-
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, rooms: list[Tensor]) -> Tensor:
-    """rooms: the first one, for them, may be used; without one they are of the weight's dtype"""
-    if not rooms:
-        return torch.nn.functional.linear(hidden, weight, bias)
-    if is_large(hidden, weight):
-        return product(hidden, weight, bias)
-    out = rooms[0]
-    if out.dtype == weight.dtype:
-        torch.mm(hidden, weight.t(), out=out)
-    else:
-        out.copy_(hidden @ weight.t())
-    return out if bias is None else out.add_(bias)
+    whole = [torch.empty(len(hidden), width, dtype=dtype, device=hidden.device) for _ in range(buffers)]
+    for begin in range(0, len(weight), width):
+        block = slice(begin, min(begin + width, len(weight)))
+        rooms = [buffer[:, : block.stop - begin] for buffer in whole]
+        columns, offsets = weight[block], None if bias is None else bias[block]
+        if not rooms:
+            z = torch.nn.functional.linear(hidden, columns, offsets)
+        elif is_large(hidden, columns):
+            z = product(hidden, columns, offsets)
+        else:
+            same = dtype == weight.dtype
+            z = torch.mm(hidden, columns.t(), out=rooms[0]) if same else rooms[0].copy_(hidden @ columns.t())
+            z = z if offsets is None else z.add_(offsets)
+        yield block, z, rooms
+        del z  # or the next block's would be made beside them
 
 
 def _columns(targets: Tensor, block: slice) -> tuple[Tensor, Tensor]:
     """Which targets lie in the block, and each one's column there; 0 for the others."""
     inside = (targets >= block.start) & (targets < block.stop)
     return inside, torch.where(inside, targets - block.start, 0)
-
-
-def _blocks(vocabulary: int, width: int) -> list[slice]:
-    return [slice(i, min(i + width, vocabulary)) for i in range(0, vocabulary, width)]
 
 
 class _TokenStats(torch.autograd.Function):
@@ -138,12 +139,9 @@ class _TokenStats(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *how: Any
     ) -> tuple[Tensor, Tensor]:
         ctx.temperature, ctx.width, ctx.fused = temperature, width, fused = how
-        buffers = _buffers(0 if fused else 2, hidden, width)
         chosen = torch.zeros(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         parts = []  # of each block what `block_sums` returns
-        for block in _blocks(len(weight), width):
-            rooms = [buffer[:, : block.stop - block.start] for buffer in buffers]
-            z = _logits(hidden, weight[block], None if bias is None else bias[block], rooms)
+        for block, z, rooms in _logits(hidden, weight, bias, width, 0 if fused else 2):
             inside, column = _columns(targets, block)
             chosen += torch.where(inside, z.gather(1, column[:, None]).squeeze(1), 0)  # the target's logit
             if fused:
@@ -183,10 +181,8 @@ class _TokenStats(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if need_bias else None
         scale = torch.zeros_like(total) if grad_logprobs is None else grad_logprobs / ctx.temperature
         more = () if grad_entropies is None else (grad_entropies, total, entropies)
-        buffers = _buffers(0 if ctx.fused else 1 + 2 * bool(more), hidden, ctx.width)
-        for block in _blocks(len(weight), ctx.width):
-            rooms = [buffer[:, : block.stop - block.start] for buffer in buffers]
-            z = _logits(hidden, weight[block], None if bias is None else bias[block], rooms)
+        buffers = 0 if ctx.fused else 1 + 2 * bool(more)
+        for block, z, rooms in _logits(hidden, weight, bias, ctx.width, buffers):
             if ctx.fused:
                 grad_z = ctx.fused[1](z, targets - block.start, scale, tempered, ctx.temperature, *more)
             else:

@@ -31,13 +31,10 @@ class Batch:
         tokens: int,
         computed: Sequence[Tensor] | None = None,
     ) -> None:
-        """Computes the prompts. `logits` (R, V) are then those of each row's first token.
+        """Computes P different prompts. `logits` (R, V) are then those of each row's first token.
 
-        Args:
-            prompts: P different ones.
-            owner: the prompt of each of the R rows.
-            tokens: to be appended to a row at most.
-            computed: what `computed` returned for the first tokens of each prompt, which are not computed again.
+        owner: the prompt of each of the R rows; tokens: to be appended to a row at most; computed: what `computed`
+        returned for the first tokens of each prompt, which are not computed again
         """
         self.model, self._tokens = model, tokens
         self._shared: SharedPromptCache | None = None

@@ -6,25 +6,21 @@ until the last one has ended. Here each distinct prompt is computed once, and a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..environments.playing import Play
 from ..records import Rollout
 from .batch import Batch
 
 BLOCK = 256  # tokens of the vocabulary that are summed first when one is sampled
+DRAWN = 64  # random numbers taken at a time from a row's own generator
 CHECK_EVERY = 64  # tokens between two checks that all logits were finite; each check waits for the device
-
-
-class Context(Protocol):
-    """What a turn of an episode continues. computed: keys and values of its first tokens (`Batch.computed`)"""
-
-    computed: Any
 
 
 @torch.no_grad()
@@ -41,7 +37,7 @@ def generate(
     limits: Sequence[int] | None = None,
     stop: Sequence[str] = (),
     tokenizer: Any = None,
-    contexts: Sequence[Context] = (),
+    contexts: Sequence[Play] = (),
     last: bool = False,
 ) -> list[Rollout]:
     """One ungraded response per prompt.
@@ -58,7 +54,8 @@ def generate(
             which change with the shape of the batch); None: torch's global generator
         limits: tokens of each response, at most; None: max_new_tokens of each
         stop: texts that end a response as an end token does; they are seen with special tokens, by the tokenizer
-        contexts: of turns of episodes, one for each prompt. What the turn before left there is not computed again
+        contexts: the episodes of which these are turns, one for each prompt. What the turn before left is not computed
+            again
         last: no turn follows, to which anything should be left
 
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
@@ -68,7 +65,7 @@ def generate(
     ends = torch.tensor(end, device=device)
     index = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}  # each prompt once
     owner = [index[tuple(prompt)] for prompt in prompts]
-    uniforms = _Uniforms(n, seeds, device)
+    uniforms = _uniforms(n, seeds, device)
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
     lengths = torch.zeros(n, dtype=torch.long, device=device)  # of the responses that have ended by themselves
@@ -84,7 +81,7 @@ def generate(
         if temperature is None:
             token = batch.logits.argmax(1)
         else:
-            token = sample(batch.logits, temperature, uniforms.next()[rows], top_p)
+            token = sample(batch.logits, temperature, next(uniforms)[rows], top_p)
         tokens[rows, position] = token
         ended = torch.isin(token, ends)
         if stop:
@@ -112,7 +109,7 @@ def generate(
     return rollouts
 
 
-def _taken(contexts: Sequence[Context], owner: Sequence[int]) -> list[Tensor] | None:
+def _taken(contexts: Sequence[Play], owner: Sequence[int]) -> list[Tensor] | None:
     """Of each different prompt; None if one is missing. They are kept there no longer."""
     of_prompt = {i: one.computed for i, one in zip(owner, contexts, strict=False)}  # in their order
     for one in contexts:
@@ -160,25 +157,14 @@ def _check(finite: Tensor) -> None:
         raise ArithmeticError(f"the logits of token {first} of a response are not finite")
 
 
-class _Uniforms:
-    """The random numbers for sampling tokens, one per row and position."""
-
-    _AHEAD = 64  # positions drawn at a time from the generators of the rows
-
-    def __init__(self, rows: int, seeds: Sequence[int] | None, device: torch.device) -> None:
-        self._rows, self._device, self._position = rows, device, 0
-        self._generators = None if seeds is None else [np.random.default_rng(seed) for seed in seeds]
-
-    def next(self) -> Tensor:
-        """(rows,) float64 in [0, 1)"""
-        if self._generators is None:
-            return torch.rand(self._rows, dtype=torch.float64, device=self._device)
-        position = self._position % self._AHEAD
-        if position == 0:
-            numbers = np.stack([generator.random(self._AHEAD) for generator in self._generators], axis=1)
-            self._drawn = torch.from_numpy(numbers).to(self._device)  # (positions, rows)
-        self._position += 1
-        return self._drawn[position]
+def _uniforms(rows: int, seeds: Sequence[int] | None, device: torch.device) -> Iterator[Tensor]:
+    """The random numbers of each position, (rows,) float64 in [0, 1)."""
+    while seeds is None:
+        yield torch.rand(rows, dtype=torch.float64, device=device)
+    generators = [np.random.default_rng(seed) for seed in seeds]
+    while True:
+        numbers = np.stack([generator.random(DRAWN) for generator in generators], axis=1)
+        yield from torch.from_numpy(numbers).to(device)  # (positions, rows)
 
 
 def sample(logits: Tensor, temperature: float, uniform: Tensor, top_p: float = 1.0) -> Tensor:

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 BLOCK = 256  # positions reserved at a time
 
 
 def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
-    """Makes layers of full and sliding attention of a filled cache append in place, in buffers with spare positions.
+    """Makes layers of full attention of a filled cache append in place, in buffers with spare positions.
 
     transformers' dynamic layers copy all their keys and values at every token. Its static layers do not, but have their
-    final length from the first token on, and attention runs over the empty positions too. Other kinds of layers, and a
-    model's own cache classes, stay as they are.
+    final length from the first token on, and attention runs over the empty positions too. Other kinds of layers (those
+    of a window hold no more than that), and a model's own cache classes, stay as they are.
 
     positions: the most that will be appended
     dtype: of keys and values; None: unchanged. Under autocast a rotary embedding turns bfloat16 keys into float32, and
@@ -26,11 +26,9 @@ def reserve(cache: Cache, positions: int, dtype: torch.dtype | None) -> None:
     """
     if type(cache) is not DynamicCache:
         return
-    kinds: dict[type, type[ReservedLayer]]
-    kinds = {DynamicLayer: ReservedLayer, DynamicSlidingWindowLayer: ReservedSlidingLayer}
     for i, layer in enumerate(cache.layers):
-        if isinstance(layer, DynamicLayer) and type(layer) in kinds and layer.is_initialized:
-            cache.layers[i] = kinds[type(layer)](layer, positions, dtype)
+        if type(layer) is DynamicLayer and layer.is_initialized:
+            cache.layers[i] = ReservedLayer(layer, positions, dtype)
 
 
 def padded(rows: Sequence[Tensor]) -> DynamicCache:
@@ -55,12 +53,12 @@ class Reserved:
     """A tensor (R, H, T, D) of rows, heads, positions and features, which grows along T within a larger buffer."""
 
     def __init__(self, tensor: Tensor, positions: int, dtype: torch.dtype | None) -> None:
-        self._buffer, self._begin, self._end = tensor.to(dtype=dtype), 0, tensor.shape[2]
+        self._buffer, self._end = tensor.to(dtype=dtype), tensor.shape[2]
         self._positions = positions  # that may still be appended
 
     @property
     def held(self) -> Tensor:
-        return self._buffer[:, :, self._begin : self._end]
+        return self._buffer[:, :, : self._end]
 
     def append(self, new: Tensor) -> Tensor:
         """new: (R, H, N, D), of any dtype. Returns the whole tensor (R, H, T + N, D)."""
@@ -69,16 +67,10 @@ class Reserved:
             held = self.held
             rows, heads, length, width = held.shape
             self._buffer = held.new_empty(rows, heads, length + max(count, min(BLOCK, self._positions)), width)
-            self._begin, self._end = 0, length
             self.held.copy_(held)
         self._buffer[:, :, self._end : self._end + count] = new
         self._end += count
         self._positions -= count
-        return self.held
-
-    def forget(self, keep: int) -> Tensor:
-        """Drops all but the last `keep` positions."""
-        self._begin = max(self._begin, self._end - keep)
         return self.held
 
     def shorten(self, rows: int, holes: Tensor, tails: Tensor) -> None:
@@ -98,9 +90,8 @@ class ReservedLayer(DynamicLayer):
         """layer: the filled layer that this one replaces"""
         CacheLayerMixin.__init__(self)
         vars(self).update(vars(layer))
-        assert layer.keys is not None
-        assert layer.values is not None
-        self._keys, self._values = (Reserved(tensor, positions, dtype) for tensor in (layer.keys, layer.values))
+        filled: Any = (layer.keys, layer.values)
+        self._keys, self._values = (Reserved(tensor, positions, dtype) for tensor in filled)
         self.keys, self.values = self._keys.held, self._values.held
         self.dtype = self.keys.dtype
 
@@ -110,14 +101,3 @@ class ReservedLayer(DynamicLayer):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.keys, self.values = self._keys.select(beam_idx), self._values.select(beam_idx)
-
-
-class ReservedSlidingLayer(ReservedLayer, DynamicSlidingWindowLayer):
-    """The same with a window of attention: positions that the next token will not see are dropped."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.cumulative_length += key_states.shape[2]
-        attended = super().update(key_states, value_states)
-        keep = self.sliding_window - 1
-        self.keys, self.values = self._keys.forget(keep), self._values.forget(keep)
-        return attended

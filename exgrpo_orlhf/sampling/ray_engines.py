@@ -75,14 +75,8 @@ class RaySampler(QueuedSampler):
 
 
 def results(references: Any, who: str, timeout: float) -> Any:
-    """The results of these references.
-
-    Args:
-        who: names the actor in error messages
-        timeout: seconds
-
-    Raises EngineLost if the actor does not answer in time, died or failed.
-    """
+    """The results of these references. who: names the actor in messages; timeout: seconds. Raises EngineLost if the
+    actor does not answer in time, died or failed."""
     try:
         return ray.get(references, timeout=timeout)
     except GetTimeoutError:

@@ -14,8 +14,8 @@ import numpy as np
 from ..records import Rollout
 from ..rewards.answer import warn_once
 from ..rewards.server import error_text
+from .queued import StreamSampler
 from .request import EngineLost, Request, ServedRollout
-from .stream import StreamSampler
 
 _SEEDS = 2**31  # seeds below this are accepted by all servers
 _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -169,7 +169,7 @@ class ServerSampler(StreamSampler):
 
     def close(self) -> None:
         if not self._client.is_closed:
-            self._run(self._client.aclose())
+            asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
             super().close()
 
 

@@ -61,13 +61,8 @@ class SharedPromptCache(Cache):
     """
 
     def __init__(self, filled: Cache, attention: Tensor, owner: Tensor, tokens: int) -> None:
-        """
-        Args:
-            filled: by the prompts.
-            attention: (P, W), 0 where a column is padding.
-            owner: (R,) the prompt of each row.
-            tokens: to be appended to a row at most.
-        """
+        """filled: by the prompts; attention: (P, W), 0 where a column is padding; owner: (R,), the prompt of each row;
+        tokens: to be appended to a row at most"""
         super().__init__(layers=[])
         pairs = _held(filled)
         dtype = torch.promote_types(pairs[0][0].dtype, torch.float32)

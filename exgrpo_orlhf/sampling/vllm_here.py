@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from ..records import Rollout
-from ..vllm_on_cpu import keep_plain_weights
 from .queued import QueuedSampler
 from .request import EngineLost, Request
-from .vllm_requests import rollouts_of, sampling_params, settings
+from .vllm_requests import keep_plain_weights, rollouts_of, sampling_params, settings
 
 Weights = Iterable[tuple[str, Tensor]]
 SLEEPS_ABOVE = 0.5  # share of the GPU's memory: the trainer needs the rest, and what vLLM gives back between rollouts
@@ -43,14 +42,11 @@ class VllmSampler(QueuedSampler):
     ) -> None:
         """Start vLLM.
 
-        Args:
-            weights: the policy's by their Hugging Face names; vLLM converts them to `dtype`.
-            tokens: of a prompt and its response, at most.
-            rows: responses computed at a time, at most.
-            memory: share of the GPU's memory; above SLEEPS_ABOVE vLLM gives it back between rollouts.
+        weights: the policy's by their Hugging Face names; vLLM converts them to `dtype`
+        tokens: of a prompt and its response, at most; rows: responses computed at a time, at most
+        memory: share of the GPU's memory; above SLEEPS_ABOVE vLLM gives it back between rollouts
 
-        Raises:
-            EngineLost: vLLM is not installed, or it cannot run the model.
+        Raises EngineLost if vLLM is not installed, or cannot run the model.
         """
         arguments = settings(memory, "bind LocalEngine.sampler = 'loop'")
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights are copied, not sent
@@ -114,12 +110,6 @@ class VllmSampler(QueuedSampler):
                 "'loop'"
             )
         self._llm.reset_prefix_cache()
-
-    def weights(self) -> dict[str, Tensor]:
-        """Copies of what vLLM has, by its names."""
-        copies = lambda model: {name: one.detach().to("cpu", copy=True) for name, one in model.named_parameters()}
-        weights: dict[str, Tensor] = self._llm.apply_model(copies)[0]
-        return weights
 
     def _send(self, request: Request, seed: int) -> str:
         name = str(next(self._names))

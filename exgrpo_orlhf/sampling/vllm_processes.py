@@ -7,14 +7,14 @@ import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from typing import Any
 
 from ..records import Rollout
-from .request import EngineLost, Portion, Request
-from .stream import StreamSampler
+from .queued import StreamSampler
+from .request import EngineLost, Request
 from .vllm_requests import rollouts_of, sampling_params, settings
 
 _ON_A_GPU = (
@@ -39,15 +39,8 @@ class VllmProcesses(StreamSampler):
         replicas: int = 1,
         gpu_memory: float = 0.9,
     ) -> None:
-        """Start vLLM.
-
-        Args:
-            dtype: 'auto' is the checkpoint's.
-            gpu_memory: share of each GPU's memory.
-
-        Raises:
-            EngineLost: vLLM is not installed, GPUs are missing, or the model cannot be loaded.
-        """
+        """Start vLLM. dtype: 'auto' is the checkpoint's; gpu_memory: share of each GPU's memory. Raises EngineLost if
+        vLLM is not installed, GPUs are missing, or the model cannot be loaded."""
         arguments = settings(gpu_memory, "--engine transformers")
         import vllm
         from vllm.platforms import current_platform
@@ -99,17 +92,15 @@ class VllmProcesses(StreamSampler):
         self.at_once = _QUEUE * replicas * self._config.scheduler_config.max_num_seqs
         super().__init__()
 
-    def sample(self, requests: Sequence[Request], done: Collection[int] = ()) -> Generator[Portion, None, None]:
-        """As StreamSampler does. Raises EngineLost before anything is generated if there is no room for a response."""
-        limit = self._config.model_config.max_model_len
-        for request in (request for i, request in enumerate(requests) if i not in done):
-            length = len(request.prompt_ids) + request.max_tokens
-            if length > limit:
-                raise EngineLost(
-                    f"{request.name}: a prompt of {len(request.prompt_ids)} tokens and a response of up to "
-                    f"{request.max_tokens} take {length}; vLLM has room for {limit}"
-                )
-        yield from super().sample(requests, done)
+    def _send(self, request: Request, seed: int) -> Any:
+        """As StreamSampler does. Raises EngineLost if there is no room for a response."""
+        limit, length = self._config.model_config.max_model_len, len(request.prompt_ids) + request.max_tokens
+        if length > limit:
+            raise EngineLost(
+                f"{request.name}: a prompt of {len(request.prompt_ids)} tokens and a response of up to "
+                f"{request.max_tokens} take {length}; vLLM has room for {limit}"
+            )
+        return super()._send(request, seed)
 
     async def _answer(self, request: Request, seed: int) -> Rollout:
         from vllm import TokensPrompt

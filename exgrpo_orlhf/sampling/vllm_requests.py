@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..lazy import torch
 from ..records import Rollout
 from .request import EngineLost, Request
 
@@ -49,6 +50,19 @@ def settings(memory: float, or_else: str) -> dict[str, Any]:
         # With chunked prefill vLLM 0.29 rewinds a request's generator. On a CPU that kills the engine.
         "enable_chunked_prefill": False,
     }
+
+
+def keep_plain_weights(layers: Any) -> None:
+    """Linear layers that read their weight at each call. vLLM's CPU backend computes from a repacked copy, which a
+    weight sync may leave as it was: rollouts would come from an old policy without notice.
+
+    layers: the module vllm.model_executor.layers.utils, of vLLM 0.29.0, before it builds a model
+    """
+
+    def keep(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    layers.dispatch_cpu_unquantized_gemm = keep
 
 
 def sampling_params(request: Request, seed: int) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .. import checkpoints, initial_buffer
 from ..checkpoints import manifest
-from ..engines.job import Job, MakeEngine
+from ..engines.engine import Job, MakeEngine
 from ..evaluation.session import session
 from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
@@ -120,7 +120,7 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
 
 
 def prepare_and_run(job: Job, make_engine: MakeEngine, stop: Stop) -> Outcome:
-    """`prepare` a run and make its steps: the `engines.job.Loop` of training."""
+    """`prepare` a run and make its steps: the `engines.engine.Loop` of training."""
     return prepare(job, make_engine).run(stop)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from .. import weights
 from ..checkpoints import claim, refuse_earlier, refuse_other, to_resume
-from ..engines.engine import Engine
-from ..engines.job import Job, Loop
+from ..engines.engine import Engine, Job, Loop
 from ..experiment import Experiment, Outcome
 from ..lazy import transformers
 from ..stopping import StopRequest

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import tokenizer_file
-from ..engines.job import Job, MakeEngine
+from ..engines.engine import Job, MakeEngine
 from ..engines.openrlhf.flags import divisible_questions
 from ..experiment import Experiment, Outcome
 from ..progress import duration, evaluations_left
@@ -37,7 +37,7 @@ _SECONDS = 60.0  # the last step is as large as this time allows
 
 def trial(job: Job, make_engine: MakeEngine, stop: Stop) -> Outcome:
     """A tiny step, another one to measure, and on the local engine one of at most the run's own size; a checkpoint.
-    What they took is written to the folder. An `engines.job.Loop`."""
+    What they took is written to the folder. An `engines.engine.Loop`."""
     experiment, run = job.experiment, prepare(job, make_engine)
     mixer = run.experiment.mixer
     if mixer.share.started_at is None:

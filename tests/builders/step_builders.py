@@ -8,8 +8,7 @@ from pathlib import Path
 from run_builders import small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.engine import UpdateStats
-from exgrpo_orlhf.engines.job import Job
+from exgrpo_orlhf.engines.engine import Job, UpdateStats
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import Grade, MixedBatch, Question
 from exgrpo_orlhf.rewards import grading

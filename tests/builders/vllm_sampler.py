@@ -52,7 +52,10 @@ def updated(model: Path, updates: int, **more: Any) -> dict[str, Any]:
     with policy._weights() as own:
         state = {name: one.detach().clone() for name, one in own}
     # vLLM pads the vocabulary
-    copies = {name: one[: len(state[name])] for name, one in policy.sampler.weights().items() if name in state}
+    [theirs] = policy.sampler._llm.apply_model(
+        lambda model: {n: p.detach().clone() for n, p in model.named_parameters()}
+    )
+    copies = {name: one[: len(state[name])] for name, one in theirs.items() if name in state}
     policy.sampler.close()
     return {
         "before": before,

@@ -13,7 +13,7 @@ import torch
 from run_builders import rows, train_in
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from exgrpo_orlhf.models.tiny_models import END, PAD, ChainModel, GymModel, chain_tokenizer
+from exgrpo_orlhf.models.tiny_models import END, PAD, ChainModel, GymModel
 from exgrpo_orlhf.tasks.modular_chains import PRESETS, Beliefs, ModularChains, right_reasoning
 from exgrpo_orlhf.tasks.reasoning_gym import ReasoningGym
 
@@ -51,7 +51,7 @@ def test_every_text_survives_encoding_saving_and_decoding(prepared):
     chains = [question.prompt + right_reasoning(question.prompt) for question in made]
     chains += ["".join(letters) for letters in product(VOCABULARY[2:], repeat=3)]
     for tokenizer, vocabulary, texts in (
-        (chain_tokenizer(), VOCABULARY, chains),
+        (ChainModel.tokenizer(), VOCABULARY, chains),
         (AutoTokenizer.from_pretrained(prepared), VOCABULARY, chains),
         (PreTrainedTokenizerFast.from_pretrained(prepared), VOCABULARY, chains),
     ):
@@ -164,7 +164,7 @@ def test_preparing_leaves_the_global_generator_alone(tmp_path):
 
 def test_a_short_warm_up_teaches_the_format():
     model = replace(TINY, steps=80, batch_size=16, operands=(3,), learning_rate=5e-3)._warmed_up()
-    ids = torch.tensor([chain_tokenizer().encode("7+5*3=7+5=2;2*3=6;#6")])
+    ids = torch.tensor([ChainModel.tokenizer().encode("7+5*3=7+5=2;2*3=6;#6")])
     with torch.no_grad():
         written = [VOCABULARY[i] for i in model(ids).logits.argmax(-1)[0, 5:]]
     assert {i: written[i] for i in (3, 5, 9, 11, 12, 14)} == {3: "=", 5: ";", 9: "=", 11: ";", 12: "#", 14: END}
@@ -174,7 +174,7 @@ def test_a_short_warm_up_teaches_the_format():
 def test_a_warm_up_teaches_the_form_of_chains_asked_together():
     """Greedy responses are the reasoning of each chain, with the model's own values, then all results."""
     model = replace(TINY, steps=600, batch_size=32, width=96, layers=3, operands=(2,), together=3, preset="weak")
-    network, tokenizer = model._warmed_up(), chain_tokenizer()
+    network, tokenizer = model._warmed_up(), ChainModel.tokenizer()
     questions = ModularChains(count=40, operands=(2,), together=3).load()
     prompts = tokenizer([question.prompt for question in questions], return_tensors="pt")  # of one length
     written = network.generate(**prompts, max_new_tokens=32, do_sample=False)

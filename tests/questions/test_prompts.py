@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.utils import chat_template_utils
 
-from exgrpo_orlhf.models.tiny_models import chain_tokenizer
+from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 
@@ -171,7 +171,7 @@ def test_fingerprint_changes_with_tokenizer_and_template(tokenizer):
 )
 def test_the_token_that_closes_the_assistants_turn_is_found_where_there_is_one(template, token):
     """A base model's generation config does not name it, and its response would go on with the user's next turn."""
-    tokenizer = chain_tokenizer()
+    tokenizer = ChainModel.tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<|eot_id|>"]})
     tokenizer.chat_template = template
     ends = PromptEncoder(Prompts(template="chat"), tokenizer).turn_ends()

@@ -214,7 +214,7 @@ def test_a_cache_with_room_holds_what_a_growing_one_does(config, lengths, monkey
         monkeypatch.setattr(kv_cache, "BLOCK", 3)
         model.register_forward_hook(look, with_kwargs=True)
         ours = responses(model, prompts)
-        reserved = kinds & {(name, torch.bfloat16) for name in ("ReservedLayer", "ReservedSlidingLayer")}
+        reserved = kinds & {("ReservedLayer", torch.bfloat16), ("DynamicSlidingWindowLayer", torch.float32)}
         monkeypatch.setattr(batch, "reserve", lambda *_: None)
         assert ours == responses(model, prompts)
     assert reserved

@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.environments.playing import Player
-from exgrpo_orlhf.models.tiny_models import chain_tokenizer
+from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import Plan
@@ -163,7 +163,7 @@ class Twice:
         return {"rewards": 0.5, "environment_feedback": "1;", "done": self.asked == 3}
 """
     )
-    return Player(Environment(str(path), stop=("=",)), PromptEncoder(Prompts("plain"), chain_tokenizer()), 24)
+    return Player(Environment(str(path), stop=("=",)), PromptEncoder(Prompts("plain"), ChainModel.tokenizer()), 24)
 
 
 CHAINS = [Question.make("test", prompt, "1") for prompt in ("1+2=", "9+2=", "3+4=")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache
 from unittest.mock import patch
 
@@ -34,7 +34,7 @@ class PolicyForward:
         Raises ValueError if the model computes its logits in another way than hidden · weightᵀ + bias.
         """
         self.model, self.temperature, self.compute_dtype = model, temperature, compute_dtype
-        self.device = model.device
+        self.device, self.head = model.device, model.get_output_embeddings()
         self._check()
         self.one_call = self.device.type != "cpu"  # attention of packed rows
         self.least_repeated = 0.0 if self.one_call else WORTHWHILE  # share in copies of prompts
@@ -45,9 +45,7 @@ class PolicyForward:
             _warn_once("rows are padded, not packed: that needs LocalEngine.dtype = 'bfloat16' and full attention")
 
     def autocast(self) -> AbstractContextManager[object]:
-        if self.compute_dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.compute_dtype)
+        return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
     def batches(self, rows: Sequence[ForwardRow], token_budget: int) -> Iterator[tuple[list[int], bool]]:
         """Positions of rows in batches of at most `token_budget` tokens, and whether to pack them. Of packed rows a
@@ -66,7 +64,7 @@ class PolicyForward:
         targets = torch.from_numpy(np.concatenate([row.targets for row in rows])).to(self.device, torch.long)
         with self.autocast():
             hidden = hidden_states(self.model, Packed(rows, self.device, self.one_call)) if pack else self._padded(rows)
-        return self._stats(hidden.to(self.compute_dtype), targets)
+        return response_stats(self.head, hidden.to(self.compute_dtype), targets, self.temperature)
 
     def _padded(self, rows: Sequence[ForwardRow]) -> Tensor:
         """The hidden states that predict the rows' actions, (A, D). Causal attention never looks at the padding on the
@@ -77,18 +75,23 @@ class PolicyForward:
         hidden: Tensor = output.last_hidden_state[torch.from_numpy(predicts).to(self.device)]
         return hidden
 
-    def _stats(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return response_stats(self.model.get_output_embeddings(), hidden, targets, self.temperature)
+    @torch.no_grad()
+    def measure(self, rows: Sequence[ForwardRow], token_budget: int) -> list[Measured]:
+        """Each row, without gradient, in batches of at most `token_budget` tokens."""
+        measured: dict[int, Measured] = {}
+        for part, pack in self.batches(rows, token_budget):
+            batch = [rows[i] for i in part]
+            measured.update(zip(part, per_row(batch, *self(batch, pack)), strict=True))
+        return [measured[i] for i in range(len(rows))]
 
     @torch.no_grad()
     def _check(self) -> None:
         """Raises ValueError for an architecture that caps or scales logits, or hidden states before the output layer.
         Compared in float32, whatever the run computes in, because rounding would hide a difference."""
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        ids = torch.arange(1, 9, device=self.device)[None] % vocabulary
+        ids = torch.arange(1, 9, device=self.device)[None] % self.head.weight.shape[0]
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
-        ours, _ = self._stats(hidden.float(), ids[0, 1:])
+        ours, _ = response_stats(self.head, hidden.float(), ids[0, 1:], self.temperature)
         theirs = (logits / self.temperature).log_softmax(1).gather(1, ids[0, 1:, None]).squeeze(1)
         if changes_logits(self.model) or not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
             raise ValueError(
@@ -100,8 +103,7 @@ class PolicyForward:
     def _packs(self) -> bool:
         """Whether packed rows have the hidden states of padded ones. They would not with a model that ignores positions
         or has an attention of its own."""
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        rows = probe_rows(vocabulary, ((5, 4), (3, 2), (5, 1), (3, 6), (5, 2)))
+        rows = probe_rows(self.head.weight.shape[0], ((5, 4), (3, 2), (5, 1), (3, 6), (5, 2)))
         expected = self._padded(rows)
         try:
             with attention_is(self.model, PACKED):
@@ -128,16 +130,6 @@ class PolicyForward:
         with self.autocast():
             ours, rounded = results(one_call=True), results(one_call=False)
         return all((a - e).norm() <= 3 * (b - e).norm() for a, b, e in zip(ours, rounded, exact, strict=True))
-
-
-@torch.no_grad()
-def measure(forward: PolicyForward, rows: Sequence[ForwardRow], token_budget: int) -> list[Measured]:
-    """Each row, without gradient, in batches of at most `token_budget` tokens."""
-    measured: dict[int, Measured] = {}
-    for part, pack in forward.batches(rows, token_budget):
-        batch = [rows[i] for i in part]
-        measured.update(zip(part, per_row(batch, *forward(batch, pack)), strict=True))
-    return [measured[i] for i in range(len(rows))]
 
 
 def per_row(rows: Sequence[ForwardRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...objective.products import use_onednn
-from ...weights import WeightsError
 from ..model import too_few_positions
 
 
@@ -38,14 +38,9 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 
 def load(path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A causal language model, for training and for evaluation. Raises WeightsError if it lacks weights: transformers
-    would fill them with random numbers."""
+    """A causal language model, for training and for evaluation. Whether it has all its weights was checked before."""
     loader: Any = AutoModelForCausalLM
-    model, loading = loader.from_pretrained(
-        path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, output_loading_info=True
-    )
-    if missing := loading["missing_keys"]:
-        raise WeightsError(f"{path} lacks {len(missing)} of its weights ({min(missing)}): they would be random numbers")
+    model = loader.from_pretrained(path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
     loaded: PreTrainedModel = model.to(device).eval()  # with dropout, the log-probs would be those of another policy
     use_onednn(loaded)
     return loaded
@@ -114,10 +109,7 @@ def _evaluating(
     layer: GradientCheckpointingLayer, checkpoint: Callable[..., Any], forward: Callable[..., Any], *args: Any
 ) -> Any:
     def evaluate(*args: Any) -> Any:
-        before, layer.training = layer.training, False
-        try:
+        with patch.object(layer, "training", False):
             return forward(*args)
-        finally:
-            layer.training = before
 
     return checkpoint(evaluate, *args)

@@ -25,7 +25,7 @@ from ...settings import LocalEngine, LoRA, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
 from ..lora import FOLDER, Adapter
 from ..rows import ForwardRow
-from .forward import PolicyForward, measure
+from .forward import PolicyForward
 from .placement import check, device_of, dtype_of, end_and_pad, load
 from .update import PolicyUpdate, Reference
 
@@ -138,7 +138,7 @@ class TorchEngine(Engine):
     # -- score and update ---------------------------------------------------------------------------------------------
 
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
-        return measure(self.forward, rows, self.settings.micro_batch_tokens)
+        return self.forward.measure(rows, self.settings.micro_batch_tokens)
 
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
         """One or more optimiser steps on a batch (see PolicyUpdate). With the sampler's log-probs it also measures how

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ...settings import LocalEngine, Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from ..schedule import scheduler
-from .forward import PolicyForward, measure, per_row
+from .forward import PolicyForward, per_row
 from .placement import Recomputing
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class PolicyUpdate:
         """
         groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
         ends = np.cumsum([0, *map(len, batch.rows)]).tolist()
-        work = _Work(batch.flat_rows(), sequences)
+        work = _Work(batch.flat_rows(), sequences, loss)
         steps = n * self.settings.passes_per_batch
         if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
             missing = [i for i, logprobs in enumerate(work.behaviour_logprobs) if logprobs is None]
@@ -71,7 +71,7 @@ class PolicyUpdate:
             # Every n-th group goes to the same step: each step has fresh and replayed groups in the batch's proportion.
             of_step = range(part, groups, n)
             members = [i for g in of_step for i in range(ends[g], ends[g + 1])]
-            value, norm = self._backward(work, members, len(of_step) * batch.group_size, loss)
+            value, norm = self._backward(work, members, len(of_step) * batch.group_size)
             limit = self.settings.skip_above_grad_norm
             if limit is not None and norm > limit:
                 log.warning("update skipped: gradient norm %.4g is above Optimizer.skip_above_grad_norm", norm)
@@ -94,16 +94,16 @@ class PolicyUpdate:
         return UpdateStats(policy_logprobs, work.behaviour_logprobs, work.entropies, metrics)
 
     def _measure(self, work: _Work, members: list[int]) -> list[Measured]:
-        return measure(self.forward, [work.sequences[i] for i in members], self.micro_batch_tokens)
+        return self.forward.measure([work.sequences[i] for i in members], self.micro_batch_tokens)
 
-    def _backward(self, work: _Work, members: list[int], rows: int, loss: MixedPolicyLoss) -> tuple[float, float]:
+    def _backward(self, work: _Work, members: list[int], rows: int) -> tuple[float, float]:
         """Accumulates the gradient of one optimiser step and clips it. Returns the loss and the norm before clipping.
         rows: for the normaliser; K for each group, also for a group that has fewer around a stored trajectory"""
         lengths = torch.tensor([work.rows[i].length for i in members])
-        weights = dict(zip(members, loss.row_weights(lengths, rows=rows).tolist(), strict=True))
-        token_weight = 1 / int(lengths.sum())
+        work.weights = dict(zip(members, work.loss.row_weights(lengths, rows=rows).tolist(), strict=True))
+        work.token_weight = 1 / int(lengths.sum())
         advantages = torch.tensor([work.rows[i].advantage for i in members])
-        needs = dict(zip(members, loss.needs_gradient(advantages).tolist(), strict=True))
+        needs = dict(zip(members, work.loss.needs_gradient(advantages).tolist(), strict=True))
         # Rows without a gradient are measured too, once: their log-probs may be stored, their entropy is a metric.
         idle = [i for i in members if not needs[i] and i not in work.passes[0]]
         for i, measured in zip(idle, self._measure(work, idle), strict=True):
@@ -114,7 +114,7 @@ class PolicyUpdate:
                 parameter.grad = torch.zeros_like(parameter)
         total = 0.0
         for part, pack in self.forward.batches([work.sequences[i] for i in active], self.micro_batch_tokens):
-            total += self._micro_step(work, [active[j] for j in part], pack, weights, token_weight, loss)
+            total += self._micro_step(work, [active[j] for j in part], pack)
         limit = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self._trained, limit))
         if not np.isfinite(total) or not np.isfinite(norm):
@@ -125,15 +125,7 @@ class PolicyUpdate:
             )
         return total, norm
 
-    def _micro_step(
-        self,
-        work: _Work,
-        part: list[int],
-        pack: bool,
-        weights: Mapping[int, float],
-        token_weight: float,
-        loss: MixedPolicyLoss,
-    ) -> float:
+    def _micro_step(self, work: _Work, part: list[int], pack: bool) -> float:
         sequences = [work.sequences[i] for i in part]
         rows = [work.rows[i] for i in part]
         lengths = [row.length for row in rows]
@@ -150,7 +142,7 @@ class PolicyUpdate:
             with torch.no_grad():
                 reference, _ = self.reference(sequences, pack)
         behaviour = np.concatenate([work.behaviour_logprobs[i] for i in part])
-        value = loss(
+        value = work.loss(
             TokenBatch(
                 logprobs=logprobs,
                 entropies=entropies,
@@ -158,8 +150,8 @@ class PolicyUpdate:
                 advantages=per_token([row.advantage for row in rows], torch.float32),
                 replayed=per_token([row.trajectory is not None for row in rows], torch.bool),
                 in_loss=per_token([row.in_loss for row in rows], torch.bool),
-                row_weights=per_token([weights[i] for i in part], torch.float32),
-                token_weight=token_weight,
+                row_weights=per_token([work.weights[i] for i in part], torch.float32),
+                token_weight=work.token_weight,
                 row_of=per_token(list(range(len(rows))), torch.int64),
                 mixed=work.mixed,
                 reference_logprobs=reference,
@@ -181,10 +173,16 @@ class PolicyUpdate:
 
 
 class _Work:
-    """The rows of a batch and what has been measured of them so far."""
+    """The rows of a batch and what has been measured of them so far.
 
-    def __init__(self, rows: list[Row], sequences: Sequence[ForwardRow]) -> None:
-        self.rows, self.sequences = rows, sequences
+    weights: of each token of a row, and token_weight: of any token; both of the present optimiser step
+    """
+
+    weights: dict[int, float]
+    token_weight: float
+
+    def __init__(self, rows: list[Row], sequences: Sequence[ForwardRow], loss: MixedPolicyLoss) -> None:
+        self.rows, self.sequences, self.loss = rows, sequences, loss
         self.mixed = any(row.trajectory is not None for row in rows)
         self.passes: list[dict[int, LogProbs]] = []  # for each pass the log-probs of the rows it measured
         self.behaviour_logprobs: list[Any] = [behaviour_logprobs(row, None) for row in rows]

@@ -5,8 +5,8 @@ Import this module only where OpenRLHF can be imported: with CUDA, or after cpu.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,6 @@ from ..model import mixing_of_rows, response_stats
 from ..rows import ForwardRow, padded
 from ..schedule import scheduler
 from . import packed_attention, weight_sync
-from .gradient_guard import GradientGuard
 from .policy_loss import MixedLoss
 
 KEEP_ALL = 10**9  # checkpoints, GiB: OpenRLHF removes none; checkpoints/folder.py removes old ones
@@ -98,8 +97,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
 
 def _flags(info: dict[str, Any], name: str) -> torch.Tensor:
     """A flag of each row, (R,) bool. OpenRLHF turns it into a tensor or a list of tensors, one per row, on the way."""
-    values = info[name]
-    return (values if isinstance(values, torch.Tensor) else torch.stack([torch.as_tensor(v) for v in values])).bool()
+    return torch.stack([torch.as_tensor(value) for value in info[name]]).bool()
 
 
 class MixedActor(Actor):  # type: ignore[misc]
@@ -148,11 +146,8 @@ class MixedActor(Actor):  # type: ignore[misc]
             log_probs, entropies = response_stats(head, hidden[inside], targets, self.temperature)
             return torch.stack((log_probs, entropies if return_entropy else entropies.detach()), -1)  # (N, 2)
 
-        head.forward = stats
-        try:
+        with patch.object(head, "forward", stats):
             output = self.model(sequences, attention_mask=mask, position_ids=positions, use_cache=False, **lengths)
-        finally:
-            del head.forward
         values = output["logits"]  # what `stats` returned
 
         def spread(values: torch.Tensor) -> torch.Tensor:
@@ -171,17 +166,48 @@ def in_order(*args: Any, **kwargs: Any) -> DataLoader[Any]:
     return DataLoader(*args, **{**kwargs, "shuffle": False})
 
 
-@contextmanager
-def _noting(written: list[Path]) -> Iterator[None]:
-    """Within this context, the paths are noted that torch.save writes. DeepSpeed writes by it."""
-    save = torch.save
+class GradientGuard:
+    """Checks the gradient norm of every optimiser step before the step is made.
 
-    def noted(value: Any, path: str, *args: Any, **kwargs: Any) -> None:
-        save(value, path, *args, **kwargs)
-        written.append(Path(path))
+    DeepSpeed skips a step whose gradients overflowed, but checks for that in float16 only. Its check is replaced here
+    by one that also skips a norm above `limit`. A skipped step does not advance the learning rate's schedule.
 
-    with patch.object(torch, "save", noted):
-        yield
+    norms: of every step since `begin`, before clipping; skipped: number of steps that were skipped; rate: the learning
+        rate of the last step
+    """
+
+    def __init__(self, optimizer: Any, zero_stage: int, limit: float | None) -> None:
+        """optimizer: DeepSpeed's, of ZeRO stage 1, 2 or 3; limit: None for no limit but finiteness"""
+        self.optimizer, self.limit = optimizer, limit
+        self.norms: list[float] = []
+        self.skipped, self.rate = 0, 0.0
+        if zero_stage == 3:
+            optimizer._overflow_check_and_loss_scale_update = self._check_stage_3
+        else:
+            optimizer.check_grad_overflow = True
+            optimizer.check_overflow = self._check_stage_2
+
+    def begin(self) -> None:
+        self.norms, self.skipped = [], 0
+
+    def _check_stage_2(self, partition_gradients: bool = True) -> None:
+        self.optimizer.overflow = self._skip(self.optimizer.scaled_global_norm())
+
+    def _check_stage_3(self) -> bool:
+        norm = torch.linalg.vector_norm(torch.stack(self.optimizer._get_norm_groups()))
+        self.optimizer.overflow = self._skip(norm)
+        if self.optimizer.overflow:
+            self.optimizer._overflow_clean_up(self.optimizer.loss_scale)
+        return bool(self.optimizer.overflow)
+
+    def _skip(self, scaled_norm: Any) -> bool:
+        # DeepSpeed reports a norm that is not finite as −1, so `has_overflow` is asked too.
+        norm = math.nan if self.optimizer.has_overflow() else float(scaled_norm) / float(self.optimizer.loss_scale)
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
+        self.norms.append(norm)
+        skip = not math.isfinite(norm) or (self.limit is not None and norm > self.limit)
+        self.skipped += skip
+        return skip
 
 
 class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -256,26 +282,25 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
 
         Returns the hashes of this rank's own files.
         """
-        args, written = self.strategy.args, list[Path]()
-        with _noting(written):
-            tag, state = f"global_step{step}", {"global_step": step}
-            self.strategy.save_ckpt(self.actor.model, str(Path(folder) / "_actor"), tag, KEEP_ALL, KEEP_ALL, state)
+        parts, tag, first = Path(folder) / "_actor", f"global_step{step}", self.strategy.is_rank_0()
+        self.strategy.save_ckpt(self.actor.model, str(parts), tag, KEEP_ALL, KEEP_ALL, {"global_step": step})
+        own = (
+            f"*pp_rank_{torch.distributed.get_rank()}_*",
+            *(["mp_rank_*"] if first else []),
+        )  # as DeepSpeed names them
+        written = [path for pattern in own for path in (parts / tag).glob(pattern)]
         if self.actor.adapter is None:
-            self.strategy.save_model(self.ema_model if args.train.enable_ema else self.actor, self.tokenizer, folder)
+            average = self.strategy.args.train.enable_ema
+            self.strategy.save_model(self.ema_model if average else self.actor, self.tokenizer, folder)
         else:
-            self._save_merged(self.actor.adapter, Path(folder))
-        if self.strategy.is_rank_0():
+            state = self.actor.adapter.merged_state(keep=first)
+            self.actor.adapter.save(Path(folder) / FOLDER, write=first)
+            if first:
+                self.actor.adapter.model.save_pretrained(folder, state_dict=state)
+        if first:
             tokenizer_file.save(self.tokenizer, Path(folder))
             written += [path for path in Path(folder).iterdir() if path.is_file()]
         return record(Path(folder), written)
-
-    def _save_merged(self, adapter: Adapter, folder: Path) -> None:
-        """The model with merged weights, and the adapter."""
-        first = self.strategy.is_rank_0()
-        state = adapter.merged_state(keep=first)
-        adapter.save(folder / FOLDER, write=first)
-        if first:
-            adapter.model.save_pretrained(folder, state_dict=state)
 
     def save_model(self) -> None:
         """Nothing: OpenRLHF would save the model at the end of a run, but the last checkpoint already holds it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from vllm.model_executor.layers import utils
 
-from ...vllm_on_cpu import keep_plain_weights
+from ...sampling.vllm_requests import keep_plain_weights
 from . import cpu
 
 keep_plain_weights(utils)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from ..rows import ForwardRow, micro_batches
@@ -64,13 +65,11 @@ def _packed(lengths: Sequence[int], token_budget: int, ranks: int) -> list[list[
 def _padded(rows: Sequence[ForwardRow], token_budget: int, ranks: int) -> list[list[int]]:
     """As few passes per rank as the budget and the limit on padding allow, cut with the smallest budget that gives no
     more of them."""
-    parts = list(micro_batches(rows, token_budget))
-    passes, too_small = math.ceil(len(parts) / ranks), 0
-    while token_budget - too_small > 1:
-        budget = (too_small + token_budget) // 2
-        cut = list(micro_batches(rows, budget))
-        if len(cut) > passes * ranks:
-            too_small = budget
-        else:
-            token_budget, parts = budget, cut
-    return parts
+
+    def count(budget: int) -> int:
+        return len(list(micro_batches(rows, budget)))
+
+    passes = math.ceil(count(token_budget) / ranks)
+    budgets = range(1, token_budget)
+    enough = bisect_left(budgets, True, key=lambda budget: count(budget) <= passes * ranks)
+    return list(micro_batches(rows, 1 + enough))

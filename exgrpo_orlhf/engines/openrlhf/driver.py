@@ -25,7 +25,7 @@ from ...checkpoints import CheckpointError
 from ...sampling import EngineLost
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
-from ..job import Job
+from ..engine import Job
 from . import cpu, packed_attention
 from .actor import MixedPolicyActor
 from .output import Output

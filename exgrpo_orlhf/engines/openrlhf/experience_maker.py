@@ -107,9 +107,7 @@ def deal(lengths: Sequence[int], group_size: int, steps: int, ranks: int) -> lis
     and fresh and replayed groups in the batch's proportion. Within a step the rows go to the ranks by length, forwards
     and backwards, so that all ranks have the same amount of work. The rank of a row does not change the result.
 
-    Args:
-        lengths: of the rows, prompt included
-        group_size: K, rows of a group
+    lengths: of the rows, prompt included; group_size: K, rows of a group
     """
     parts: list[list[list[int]]] = [[] for _ in range(ranks)]
     for step in range(steps):
@@ -122,10 +120,8 @@ def deal(lengths: Sequence[int], group_size: int, steps: int, ranks: int) -> lis
 
 
 def keep_order(experiences: list[Experience], args: Any) -> list[Experience]:
-    """Replaces OpenRLHF's balance_experiences, which sorts a batch by length and so changes its optimiser steps.
-
-    Returns one experience per rank, with its rows in the order in which they were given.
-    """
+    """One experience per rank, with its rows in the order in which they were given. OpenRLHF's balance_experiences, for
+    which it stands, sorts a batch by length and so changes its optimiser steps."""
     rows = [pair for e in experiences for pair in zip(list(e.index), split_experience_batch(e), strict=True)]
     rows.sort(key=lambda pair: pair[0])
     size = len(rows) // (args.actor.num_nodes * args.actor.num_gpus_per_node)

@@ -151,10 +151,7 @@ def command_line(
 ) -> dict[str, Any]:
     """All flags of a run by name: `flags`, and those that the experiment decides.
 
-    Args:
-        state: the folder in which OpenRLHF looks for its `_actor` state
-        resume: whether that state is there
-
+    state: the folder in which OpenRLHF looks for its `_actor` state; resume: whether that state is there
     Raises ValueError for flags that `check` refuses, and for settings that OpenRLHF cannot follow exactly.
     """
     check(flags)

@@ -35,10 +35,10 @@ from ...redaction import REDACTED
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ...workers.fork_server import close_workers
-from ..job import Job
+from ..engine import Job
 from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
-from . import cpu, memory, packed_attention, universal
+from . import cpu, estimates, packed_attention, universal
 from . import flags as openrlhf_flags
 from .worker_environment import wrong_arch_list
 
@@ -83,7 +83,7 @@ def launch(
         gpus = needed_gpus(args)
         _check_shapes(experiment, args)
         _check_work(experiment, model_path, job.questions, begins=checkpoint is None)
-        _check_node(experiment, args, model_path)
+        _check_memory(experiment, model_path)
         if checkpoint is not None:
             universal.convert(args, checkpoint, run)
         # Imported only after all checks: this takes seconds and starts processes.
@@ -280,33 +280,12 @@ def _check_shapes(experiment: Experiment, args: Any) -> None:
         raise LaunchError(f"OpenRLHF.flags: algo.advantage.{error}") from None
 
 
-def _check_node(experiment: Experiment, args: Any, model_path: str) -> None:
-    """Raises LaunchError for what would fail after minutes of loading; warns if memory will not suffice."""
-    if wrong := wrong_allocator(args, os.environ):
-        raise LaunchError(wrong)
-    if total := memory.gpu_bytes():
+def _check_memory(experiment: Experiment, model_path: str) -> None:
+    """Warns if that of this machine's GPUs will not suffice."""
+    if total := estimates.gpu_bytes():
         config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-        if short := memory.too_little_memory(experiment, memory.memory_of(experiment, config, total), total):
+        if short := estimates.too_little_memory(experiment, estimates.memory_of(experiment, config, total), total):
             log.warning("%s", short)
-
-
-def wrong_allocator(args: Any, environ: Mapping[str, str]) -> str | None:
-    """What is wrong with the allocator, and what to do, or None: torch's expandable segments, where weights go from
-    process to process on one GPU. Not tried on a GPU: it follows from the sources of torch 2.13 and vLLM 0.29.
-
-    Args:
-        args: OpenRLHF's
-        environ: the driver's variables
-    """
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    variables = [name for name in names if "expandable_segments:true" in environ.get(name, "").replace(" ", "").lower()]
-    if not variables or not args.train.colocate_all or args.vllm.sync_backend != "nccl":
-        return None
-    return (
-        f"{variables[0]} sets expandable_segments:True, and with train.colocate_all the weights go to vLLM by CUDA "
-        "IPC: torch shares such memory by pidfd_getfd, which containers often forbid (pytorch issue 165685); leave "
-        "expandable_segments out"
-    )
 
 
 def _check_work(
@@ -340,7 +319,7 @@ def _check_work(
         raise LaunchError(
             f"{model_path} has dropout or router noise ({', '.join(random)}); set it to 0 in its config.json"
         )
-    if wrong := too_few_positions(config, memory.longest_sequence(experiment), model_path):
+    if wrong := too_few_positions(config, estimates.longest_sequence(experiment), model_path):
         raise LaunchError(wrong)
     source, per_step = experiment.validation, experiment.settings.questions_per_step
     questions, validation = loaded or (experiment.questions.load(), source.load() if source else [])

@@ -22,10 +22,8 @@ from ...objective import MixedPolicyLoss
 from ...progress import Clock
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, RolloutGroup
-from ...sampling import EngineLost
 from ...sampling.ray_engines import RaySampler, results
-from ..engine import Engine, LogProbs, NonFiniteUpdate, UpdateStats
-from ..job import Job
+from ..engine import Engine, Job, LogProbs, NonFiniteUpdate, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from . import universal
 from .dealing import deal_passes
@@ -62,8 +60,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     """
 
     # DeepSpeed accumulates a fixed number of micro-batches: the rest of a smaller step would go into the next one.
-    whole_batches = True
-    overlaps_update = True
+    whole_batches = overlaps_update = True
 
     def __init__(self, pretrain: str, strategy: Any, *groups: Any, **generate_kwargs: Any) -> None:
         """OpenRLHF's program calls this with the arguments of its PPOTrainer.
@@ -105,13 +102,8 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     # -- what the training loop calls ---------------------------------------------------------------------------------
 
     def behaviour_logprobs(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
-        """Of the vLLM engine that sampled them: the actors are at work on the batch before. Raises EngineLost."""
-        logprobs: list[LogProbs] = []
-        for group in groups:
-            for rollout in group.rollouts:
-                if rollout.sampler_logprobs is None:
-                    raise EngineLost(f"vLLM gave a response to question {group.question.id} without its log-probs")
-                logprobs.append(rollout.sampler_logprobs)
+        """Of the vLLM engine that sampled them: the actors are at work on the batch before."""
+        logprobs: list[Any] = [rollout.sampler_logprobs for group in groups for rollout in group.rollouts]
         return logprobs
 
     def broadcast_to_vllm(self) -> None:

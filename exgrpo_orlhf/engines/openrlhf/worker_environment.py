@@ -1,4 +1,4 @@
-"""Which environment variables the driver passes on to Ray's workers.
+"""Which environment variables the driver passes on to Ray's workers. `environ` is the driver's own.
 
 A worker has the variables with which its node joined Ray (`ray start`), overridden by those that ray.init names. Where
 a run starts Ray itself, the node has the driver's variables. So this file matters on a cluster.
@@ -45,24 +45,14 @@ _DEFAULTS = {
 
 
 def ray_address(bound: str | None, environ: Mapping[str, str]) -> str:
-    """The address of the Ray to use. A submitted job gets its cluster from RAY_ADDRESS. 'local' starts a new Ray, so
-    that a run does not join another Ray on this machine by chance.
-
-    Args:
-        bound: OpenRLHF.ray_address
-        environ: the driver's variables
-    """
+    """The address of the Ray to use, or 'local' for a new Ray, so that a run does not join another one on this machine
+    by chance. A submitted job gets its cluster from RAY_ADDRESS. bound: OpenRLHF.ray_address"""
     return bound or environ.get("RAY_ADDRESS") or "local"
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables for runtime_env["env_vars"] of ray.init.
-
-    Args:
-        environ: the driver's variables
-
-    Returns: OpenRLHF's defaults and ours, overridden by the variables that are set and do not belong to one node.
-    """
+    """The variables for runtime_env["env_vars"] of ray.init: OpenRLHF's defaults and ours, overridden by those that are
+    set and do not belong to one node."""
     passed_on = {
         name: value
         for name, value in environ.items()
@@ -102,22 +92,16 @@ def not_forwarded(environ: Mapping[str, str]) -> list[str]:
 
 
 def without_job_env(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """`variables` without those of a submitted job's own runtime environment. Ray refuses these, even with the same
-    value. environ: the driver's variables"""
+    """`variables` without those of a submitted job's own runtime environment, which Ray refuses, even if equal."""
     return {name: value for name, value in variables.items() if name not in _job_env(environ)}
 
 
 def for_cpu_adam(environ: Mapping[str, str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """OMP_NUM_THREADS for actors whose optimiser works on the CPU, unless it is passed on anyway.
+    """OMP_NUM_THREADS for actors whose optimiser works on the CPU. Without it, Ray gives one thread to an actor with
+    fewer than two CPUs, which all of OpenRLHF's are.
 
-    Without it, Ray gives one thread to an actor with fewer than two CPUs, which all of OpenRLHF's are.
-
-    Args:
-        environ: the driver's variables
-        nodes: ray.nodes()
-
-    Returns: the CPUs of a node divided by its GPUs, as Ray counts both, the smallest of all nodes; {} where the driver
-    passes on its own number, and where there is at most one CPU per GPU.
+    Returns the CPUs of a node divided by its GPUs, as Ray counts both, the smallest of all nodes (`ray.nodes()`); {}
+    where the driver passes on its own number, and where there is at most one CPU per GPU.
     """
     if "OMP_NUM_THREADS" in forwarded(environ) or "OMP_NUM_THREADS" in _job_env(environ):
         return {}

@@ -36,10 +36,10 @@ from transformers import (
 
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local import forward as forward_module
-from exgrpo_orlhf.engines.local.forward import PolicyForward, measure
+from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.local.packing import Packed, Span, Table, packed_batches, repeated_share
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
-from exgrpo_orlhf.models.tiny_models import chain_tokenizer
+from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.settings import LocalEngine, Optimizer
@@ -200,7 +200,7 @@ def test_a_model_with_a_window_or_with_an_attention_of_its_own_gets_padded_rows(
     assert not forward.packs
     rows = rows_of((20, (9, 10, 11, 12)))
     assert [pack for _, pack in forward.batches(rows, 4096)] == [False] * len(list(micro_batches(rows, 4096)))
-    for row, measured in zip(rows, measure(forward, rows, 4096), strict=True):
+    for row, measured in zip(rows, forward.measure(rows, 4096), strict=True):
         alone = plain_stats(forward.model, row.prompt, row.response)[0]
         assert measured.logprobs == pytest.approx(alone.numpy(), abs=1e-4)
 
@@ -291,7 +291,7 @@ def test_what_is_measured_does_not_depend_on_the_budget():
     assert repeated_share(rows) > 0.5
     expected = [plain_stats(forward.model, row.prompt, row.response) for row in rows]
     for budget in (1, 60, 4096):
-        for measured, (logprobs, entropies) in zip(measure(forward, rows, budget), expected, strict=True):
+        for measured, (logprobs, entropies) in zip(forward.measure(rows, budget), expected, strict=True):
             assert measured.logprobs == pytest.approx(logprobs.numpy(), abs=1e-4)
             assert measured.entropy == pytest.approx(float(entropies.mean()), abs=1e-4)
 
@@ -306,7 +306,7 @@ RATE = 0.02  # of SGD: with a larger one each step multiplies the rounding error
 def sharp_model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sharp")
     model_of(LLAMA).save_pretrained(folder)
-    chain_tokenizer().save_pretrained(folder)
+    ChainModel.tokenizer().save_pretrained(folder)
     return folder
 
 

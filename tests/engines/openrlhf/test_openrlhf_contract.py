@@ -122,7 +122,7 @@ CONTRACT = [
     ),
     (STRATEGY, 'if self.use_dynamic_batch: | ds_config["gradient_accumulation_steps"] = 1'),
     (STEP, "if self.replay_buffer.dynamic_optimizer_step[step]:"),
-    # gradient_guard.py
+    # GradientGuard
     (ZERO_2, "if self.check_grad_overflow: self.check_overflow(partition_gradients="),
     (ZERO_3, "if self._overflow_check_and_loss_scale_update():"),
     ("deepspeed.runtime.engine:DeepSpeedEngine._take_model_step", "overflow = self.optimizer.overflow"),

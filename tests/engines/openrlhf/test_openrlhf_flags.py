@@ -20,7 +20,7 @@ from run_builders import ROOT, small_bindings
 from transformers import AutoTokenizer, Gemma2Config, OPTConfig
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.job import Job
+from exgrpo_orlhf.engines.engine import Job
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
 from exgrpo_orlhf.redaction import REDACTED
 from exgrpo_orlhf.training.preparation import prepare_and_run

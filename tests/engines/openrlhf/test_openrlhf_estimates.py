@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines import lora as adapters
-from exgrpo_orlhf.engines.openrlhf import hours, memory
+from exgrpo_orlhf.engines.openrlhf import estimates
 from exgrpo_orlhf.settings import LoRA
 
 H100 = 81559 * 2**20  # bytes, as nvidia-smi reports them
@@ -30,11 +30,11 @@ def papers(layout: str, *bindings: str):
 
 
 def sums(experiment, model, total=80e9):
-    return memory.memory_of(experiment, model, total)
+    return estimates.memory_of(experiment, model, total)
 
 
 def short_of(experiment, model, total=H100):
-    return memory.too_little_memory(experiment, sums(experiment, model, total), total)
+    return estimates.too_little_memory(experiment, sums(experiment, model, total), total)
 
 
 # Made by hand, in GB: model, update, before the update with a KL term (0: not made), rollout, host, cache in tokens.
@@ -76,7 +76,7 @@ def test_a_reference_model_stays_beside_vllm(flags, rollout, cache):
 @pytest.mark.parametrize(("gpu", "total", "days"), [("A100", 550, 69), ("H100", 210, 27)])
 def test_the_hours_are_those_that_were_made_by_hand(gpu, total, days):
     """The sum of docs/cluster.md, whose totals are rounded to tens."""
-    seconds, gpus = hours.step_of(papers("8gpu"), 7_615_616_512, hours.CARDS[gpu])
+    seconds, gpus = estimates.step_of(papers("8gpu"), 7_615_616_512, estimates.CARDS[gpu])
     assert gpus == 8
     assert seconds * 700 / 3600 == pytest.approx(days, abs=0.5)
     assert seconds * 700 * 8 / 3600 == pytest.approx(total, abs=5)
@@ -127,25 +127,25 @@ def test_an_update_and_a_cache_that_do_not_fit_are_said_with_what_helps():
 
 
 def test_parameters_are_counted_without_loading_any(tmp_path):
-    assert memory.parameters_of(QWEN_7B, LoRA()) == (7_615_616_512,) * 2
-    assert memory.parameters_of(QWEN_1B, LoRA()) == (1_543_714_304,) * 2
+    assert estimates.parameters_of(QWEN_7B, LoRA()) == (7_615_616_512,) * 2
+    assert estimates.parameters_of(QWEN_1B, LoRA()) == (1_543_714_304,) * 2
     for tied in (True, False):
         sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
         small = Qwen2Config(**sizes, num_key_value_heads=1, vocab_size=50, tie_word_embeddings=tied)
         model = AutoModelForCausalLM.from_config(small)
         model.save_pretrained(tmp_path / str(tied))
         count = sum(weight.numel() for weight in model.parameters())
-        assert memory.parameters_of(small, LoRA()) == (count, count)
+        assert estimates.parameters_of(small, LoRA()) == (count, count)
         for lora in (LoRA(rank=4), LoRA(rank=2, targets=("q_proj", "down_proj"))):
             adapter = adapters.Adapter(AutoModelForCausalLM.from_config(small), lora, str(tmp_path / str(tied)), seed=0)
             trained = sum(weight.numel() for weight in adapter.model.parameters() if weight.requires_grad)
-            assert memory.parameters_of(small, lora) == (count, trained)
+            assert estimates.parameters_of(small, lora) == (count, trained)
 
 
 def test_the_smallest_gpu_counts_and_a_machine_without_any_says_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert memory.gpu_bytes() is None
+    assert estimates.gpu_bytes() is None
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 81559\necho 40960\n")
     program.chmod(0o755)
-    assert memory.gpu_bytes() == 40960 * 2**20
+    assert estimates.gpu_bytes() == 40960 * 2**20
