@@ -39,18 +39,19 @@ def main() -> int:
     metrics = list(dict.fromkeys(arguments.metric or (DYNAMICS if arguments.dynamics else ["eval/greedy_accuracy"])))
     try:
         store = Store(uri, config.variant_of)
-        selection = store.select(arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
-        curves = store.curves(selection.runs, metrics)
+        which = (arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
+        runs, notes = store.select(*which)
+        curves = store.curves(runs, metrics)
         # On-policy training, say, has no metrics of replay: there the others are shown without differences.
         variants = {metric: {curve.run.variant for curve in curves[metric]} for metric in metrics}
         without = [m for m in metrics if arguments.baseline in set().union(*variants.values()) - variants[m]]
         compared = [compare(m, curves[m], None if m in without else arguments.baseline) for m in metrics]
         mixed = [note for each in compared for note in differing_settings(each.variants)[1]]
-        notes = [*selection.notes, *dict.fromkeys(mixed)]
+        notes += dict.fromkeys(mixed)
         notes += [f"{arguments.baseline} has no {metric}: the others are not compared with it" for metric in without]
         print(comparison_tables.terminal(compared, notes))
         title = f"{arguments.experiment}{', ' + arguments.group if arguments.group else ''}: {', '.join(metrics)}"
-        about = f"{len(selection.runs)} runs of experiment {arguments.experiment}"
+        about = f"{len(runs)} runs of experiment {arguments.experiment}"
         about += f", group {arguments.group}" if arguments.group else ""
         about += f", with {arguments.filter}" if arguments.filter else ""
         about += f", from {store.uri}"

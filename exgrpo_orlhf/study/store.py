@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from ..redaction import without_password
 from ..show.tables import count, first_few
-from ..tracking.client import all_runs, connect, reading, sqlite_file
+from ..tracking.client import READING, connect, sqlite_file
 from .comparison import named_by_settings, newest
 from .curve import SECONDS, TOKENS, Curve, History, Params, TrackedRun, curve_of
 
@@ -30,14 +29,6 @@ AT_ONCE = 8  # histories
 
 class StoreError(ValueError):
     """The store does not answer, or lacks what was requested. The message names what it has."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """runs: one for each variant and seed; notes: which runs were left out, and why"""
-
-    runs: tuple[TrackedRun, ...]
-    notes: tuple[str, ...]
 
 
 class Store:
@@ -50,13 +41,13 @@ class Store:
             raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
         self.uri, self._uri, self._variant_of = without_password(uri), uri, variant_of
         with self._one_line_errors():
-            self._client = connect(uri, create=False)
+            self._client = connect(uri, create=False, environment=READING)
 
     def select(
         self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None, unfinished: bool
-    ) -> Selection:
-        """The runs to compare: the children of a group (runs with a tag `variant`), else all runs that have a number as
-        last value of one of the metrics.
+    ) -> tuple[list[TrackedRun], list[str]]:
+        """The runs to compare, one for each variant and seed: the children of a group (runs with a tag `variant`), else
+        all runs that have a number as last value of one of the metrics; and notes: which were left out, and why.
 
         more: a further filter in MLflow's language; unfinished: include runs that did not end well
         """
@@ -87,7 +78,7 @@ class Store:
             if not any(metric in run.metrics for run in chosen):
                 runs = count(len(listed) + (0 if unfinished else len(incomplete)))
                 raise StoreError(f"none of {runs} can be compared by {metric!r}: {'; '.join(notes)}")
-        return Selection(tuple(chosen), (*notes, *repetitions))
+        return chosen, [*notes, *repetitions]
 
     def curves(self, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> dict[str, list[Curve]]:
         """The curves of each metric, of the runs that have it."""
@@ -135,7 +126,12 @@ class Store:
         raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; the nearest are {nearest}")
 
     def _pages(self, where: str, clauses: str) -> Iterator[Any]:
-        return all_runs(self._client, where, clauses, PAGE)
+        token = None
+        while True:
+            runs = self._client.search_runs([where], clauses, max_results=PAGE, page_token=token)
+            yield from runs
+            if not (token := runs.token):
+                return
 
     def _history(self, run: TrackedRun, name: str) -> History:
         """Of several values at a step the latest one."""
@@ -171,8 +167,7 @@ class Store:
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            with reading():
-                yield
+            yield
         except (MlflowException, SQLAlchemyError, OSError) as error:
             first = str(error).strip().partition("\n")[0][:600].replace(self._uri, self.uri)
             raise StoreError(f"MLflow at {self.uri}: {first}") from error
