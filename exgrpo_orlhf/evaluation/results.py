@@ -12,7 +12,7 @@ import numpy as np
 
 from ..rewards import Verifier
 from ..show.bootstrap import Array, interval, intervals, mean_over
-from .at_k import avg_at_k, maj_at_k, pass_at_k
+from .at_k import maj_at_k, pass_at_k
 from .folder import FORMAT
 from .grading import COMPARED, votes
 from .samples import Sample, SampleFile
@@ -126,13 +126,13 @@ def _measures(file: SampleFile, rng: np.random.Generator, grader: Verifier | Non
     correct = _correct(rows, "verdict")
     plain = _correct(rows, "plain") if all(sample["plain"] is not None for sample in samples) else None
     answers = [[sample["extracted"] for sample in row] for row in rows]
-    n, score = correct.shape[1], avg_at_k(correct)
+    n, score = correct.shape[1], correct.mean(axis=1)
     ks = at_k(n)
     voting = [k for k in ks if k >= MAJORITY_FROM] if any(key is not None for row in answers for key in row) else []
     keys = votes(answers, grader if voting else None)
     values = [score, *(pass_at_k(correct.sum(1), n, k) for k in ks), *(maj_at_k(keys, correct, k) for k in voting)]
     if plain is not None:
-        values.append(avg_at_k(plain))
+        values.append(plain.mean(axis=1))
     average, *others = [asdict(each) for each in intervals(np.array(values), rng)]
     return {
         "avg": {"k": n, **average},

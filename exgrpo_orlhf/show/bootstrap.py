@@ -50,7 +50,7 @@ def interval(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: i
 
 def intervals(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[Estimate]:
     """The same for several metrics of the same questions, (M, Q), resampled together. Raises as `interval`."""
-    return _bootstrap([checked_shares(per_question)], [1.0], rng, resamples)
+    return _bootstrap([_checked_shares(per_question)], [1.0], rng, resamples)
 
 
 def mean_over(
@@ -63,7 +63,7 @@ def mean_over(
     """
     if not benchmarks:
         raise ValueError("a mean over benchmarks needs at least one")
-    strata = [checked_shares(np.asarray(values)[None]) for values in benchmarks]
+    strata = [_checked_shares(np.asarray(values)[None]) for values in benchmarks]
     sizes = [values.shape[1] if micro else 1 for values in strata]
     return _bootstrap(strata, [size / sum(sizes) for size in sizes], rng, resamples)[0]
 
@@ -136,11 +136,12 @@ def _constant(values: Array) -> bool:
     return float(np.ptp(values)) < 1e-12
 
 
-def checked_shares(values: npt.ArrayLike, shape: str = "(metrics, questions)") -> Array:
-    """A checked table of shares in that shape."""
+def _checked_shares(values: npt.ArrayLike) -> Array:
     array = np.asarray(values, np.float64)
     if array.ndim != 2 or not array.size:
-        raise ValueError(f"expected at least one value a question, in the shape {shape}; got the shape {array.shape}")
+        raise ValueError(
+            f"expected at least one value a question, in the shape (metrics, questions); got the shape {array.shape}"
+        )
     if not np.all((array >= -1e-9) & (array <= 1 + 1e-9)):
         raise ValueError(f"values must be shares from 0 to 1; got {array[~((array >= 0) & (array <= 1))][:3]}")
     return array

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ..show.bootstrap import Array
 from ..show.seeds import Mean, holm, mean, paired
-from ..show.tables import count, first_few, short
+from ..show.tables import count, first_few
 from .curve import AXES, Curve, Params, TrackedRun, band, common_range
 
 # What is measured of every run and compared, in the metric's unit: (key, heading).
@@ -224,7 +224,7 @@ def named_by_settings(runs: Sequence[TrackedRun], variant_of: Callable[[Params],
         differing = [name for name in names if len({values.get(name) for _, values in pairs}) > 1]
         for run, values in pairs:
             words = [f"{name} = {values.get(name, 'not bound')}" for name in differing]
-            label = first_few([short(word, LABEL) for word in words], 4)
+            label = first_few([word if len(word) <= LABEL else word[: LABEL - 1] + "…" for word in words], 4)
             if label != ", ".join(words):  # what is cut may be what differs
                 label += f", {hashlib.blake2b(repr(words).encode(), digest_size=3).hexdigest()}"
             renamed.append(replace(run, variant=f"{run.variant} ({label})") if differing else run)

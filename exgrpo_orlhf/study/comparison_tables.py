@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ..show.seeds import EXACT_UP_TO, Mean
-from ..show.tables import NONE, Table, aligned, csv_text, difference, markdown_table, p_value, plus_minus
+from ..show.tables import NONE, Table, aligned, csv_text, markdown_table, number, p_value, plus_minus
 from .comparison import COSTS, MEASURES, Comparison
 
 UNITS = {"tokens": ("million tokens", 1e6), "seconds": ("minutes", 60.0), "steps": ("steps", 1.0)}
@@ -40,7 +40,11 @@ def tables(comparison: Comparison) -> tuple[Table, Table | None]:
     for effect in comparison.differences:
         heading = headings.pop(effect.measure, "")  # a measure is named in its first row
         ps = map(p_value, (effect.p, effect.p_holm, effect.p_exact))
-        rows.append((heading, effect.variant, str(len(effect.seeds)), *difference(effect.mean), *ps))
+        bounds = [number(bound, effect.mean.value, "+") for bound in effect.mean.bounds or ()]
+        between = f"[{', '.join(bounds)}]" if bounds else NONE
+        rows.append(
+            (heading, effect.variant, str(len(effect.seeds)), number(effect.mean.value, sign="+"), between, *ps)
+        )
     return of_variants, Table(title, names, tuple(rows), 2)
 
 
