@@ -32,7 +32,6 @@ def main() -> int:
     from exgrpo_orlhf import config
     from exgrpo_orlhf.study import comparison_charts, comparison_tables
     from exgrpo_orlhf.study.comparison import ComparisonError, compare, differing_settings
-    from exgrpo_orlhf.study.comparison_page import page
     from exgrpo_orlhf.study.store import Store, StoreError
 
     uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{WORKPLACE / 'mlflow.db'}"
@@ -60,7 +59,7 @@ def main() -> int:
             (arguments.csv, lambda: comparison_tables.values_csv(compared)),
             (arguments.curves, lambda: comparison_tables.curves_csv(compared)),
             (arguments.png, lambda: comparison_charts.picture(compared)),
-            (arguments.out, lambda: page(title, about, compared, notes)),
+            (arguments.out, lambda: comparison_tables.page(title, about, compared, notes)),
         )
         for path, make in outputs:
             if path is not None:

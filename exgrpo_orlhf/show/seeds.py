@@ -3,17 +3,12 @@
 The unit is the seed: one training run gives one number. Intervals are 95 % t intervals of the mean. Differences are
 paired by seed, so effects of the seed on both runs (order of questions, validation questions) cancel.
 
-The p-value that is corrected and reported is that of the paired t test. It agrees with the interval (0 is outside
-exactly if p < 0.05), it can be small with few seeds, and it is conservative if some seeds collapse
-(test_comparison.py simulates that). The exact sign-flip test is given too. It assumes only that both signs of a
-difference are equally likely. With n seeds there are 2^n sign patterns, so its p-value is never below 2/2^n (0.25 for
-3 seeds, 2/256 = 0.008 for 8).
+The p-value that is corrected and reported is that of the paired t test. It agrees with the interval, and is
+conservative if some seeds collapse (test_comparison.py simulates that). The exact sign-flip test assumes only that both
+signs of a difference are equally likely; with n seeds its p-value is never below 2/2^n (0.25 for 3, 0.008 for 8).
 
-Equal numbers have no spread, so there is no interval and no t test, as with a single seed.
-
-scipy.stats (1.17.1) has no correction of Holm's. Its permutation_test takes 0.9 s on a CPU core for one test of 16
-seeds, and takes equal means for different ones where they differ by rounding: 4 of 600 p-values were wrong, of
-differences of 8 seeds with two digits.
+scipy.stats (1.17.1) has no correction of Holm's, and its permutation_test takes equal means for different ones where
+they differ by rounding: 4 of 600 p-values were wrong, of differences of 8 seeds with two digits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Read runs and their curves from an MLflow store: a local database or a tracking server.
 
-Runs are listed by pages and selected by the server's filter. Histories are fetched for the selected runs only, several
-at a time: the requested metrics and the two that the axes need. This uses only MLflow's public client. The bulk
-endpoint of its servers is made for their web page and silently cuts at 25,000 values, and local stores lack it.
+Runs are selected by the server's filter. Histories are fetched for the selected runs only, by MLflow's public client:
+the bulk endpoint of its servers silently cuts at 25,000 values, and local stores lack it.
 """
 
 from __future__ import annotations

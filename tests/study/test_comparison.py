@@ -13,7 +13,7 @@ from study_builders import made
 
 from exgrpo_orlhf.config import variant_of
 from exgrpo_orlhf.show import seeds, tables
-from exgrpo_orlhf.study import comparison_charts, comparison_page, comparison_tables
+from exgrpo_orlhf.study import comparison_charts, comparison_tables
 from exgrpo_orlhf.study.comparison import ComparisonError, compare, differing_settings, named_by_settings
 from exgrpo_orlhf.study.curve import band
 
@@ -133,7 +133,7 @@ def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
     assert any("measured once only" in note and "c, seed 0" in note for note in once.notes)
     assert "NaN" not in comparison_tables.values_csv([comparison, once]).replace("nan", "NaN")
     for shown in (comparison, once):
-        assert comparison_page.page("t", "a", [shown], []).startswith("<!doctype html>")
+        assert comparison_tables.page("t", "a", [shown], []).startswith("<!doctype html>")
         assert comparison_charts.picture([shown]).startswith(b"\x89PNG")
 
 
@@ -162,7 +162,7 @@ def noisy(seeds: int) -> list:
 
 def test_bands_intervals_and_dots_lie_wholly_in_the_plot():
     comparison = compare(METRIC, noisy(3), "on_policy")
-    text = comparison_page.page("t", "a", [comparison], [])
+    text = comparison_tables.page("t", "a", [comparison], [])
     kinds = {"learning": ("band", "curve", "thin"), "finals": ("spread", "mean", "dot")}
     for kind, classes in kinds.items():
         for chart in drawn_charts(text, kind):
@@ -180,7 +180,7 @@ def test_bands_intervals_and_dots_lie_wholly_in_the_plot():
 
 def test_a_band_much_wider_than_the_curves_leaves_them_legible_and_is_clipped_and_said():
     wide = compare(METRIC, [made("a", seed, [0.1, 0.4 + 0.4 * seed]) for seed in (0, 1)], None)  # ± 12.7 · 0.2
-    text = comparison_page.page("t", "a", [wide], [])
+    text = comparison_tables.page("t", "a", [wide], [])
     assert "A band that reaches the edge of a plot goes on beyond it." in text
     for chart in drawn_charts(text, "learning"):
         _, top, _, bottom = plot(chart)
@@ -196,7 +196,7 @@ def test_a_band_much_wider_than_the_curves_leaves_them_legible_and_is_clipped_an
 
 def test_the_names_of_variants_are_whole_in_every_chart():
     comparison = compare(METRIC, noisy(2), "on_policy")
-    text = comparison_page.page("t", "a", [comparison], [])
+    text = comparison_tables.page("t", "a", [comparison], [])
     longest = max((variant.name for variant in comparison.variants), key=len)
     for kind in ("finals", "differences"):
         (chart,) = drawn_charts(text, kind)
