@@ -24,6 +24,7 @@ from ..engines.openrlhf import cpu
 from ..engines.openrlhf.trainer import MixedTrainer, StopFile
 from ..engines.openrlhf.worker_environment import forwarded, not_forwarded
 from ..engines.rows import ForwardRow
+from ..json_lines import JsonLines
 from ..replay import snapshot
 from ..sampling import EngineLost
 from ..training.preparation import prepare
@@ -79,8 +80,7 @@ class DoctorTrainer(MixedTrainer):
 
     def _put(self, finding: Finding) -> None:
         """For the driver, which is perhaps on another node: every node sees the folder, as the check `nodes` found."""
-        with (self.job.run.parent / FINDINGS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(finding)) + "\n")
+        JsonLines(self.job.run.parent / FINDINGS).add(asdict(finding))
 
     def _ranks(self, method: str, *args: Any) -> list[Any]:
         return list(self._results(self.actor_model_group.async_run_method(method, *args)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from ..engines.job import Job
 from ..engines.openrlhf import launch
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
+from ..json_lines import JsonLines
 from ..sampling import EngineLost
 from ..settings import OpenRLHF
 from ..training.preparation import prepare_and_run
@@ -167,22 +166,17 @@ def _findings_of(path: Path, report: Report) -> Iterator[dict[str, str]]:
     """Reports what the trainer appends to a file, while this process waits for OpenRLHF's program. Yields the outcomes
     by check, which are complete when the context has ended."""
     outcomes: dict[str, str] = {}
-    end = threading.Event()
+    end, before = threading.Event(), len(JsonLines(path).keys)
 
     def read() -> None:
-        with path.open(encoding="utf-8") as file:
-            file.seek(0, os.SEEK_END)
-            begin = ""
-            while True:
-                last = end.wait(0.2)
-                *lines, begin = (begin + file.read()).split("\n")
-                for finding in (Finding(**json.loads(line)) for line in lines):
-                    outcomes[finding.check] = finding.outcome
-                    report(finding)
-                if last:
-                    return
+        count, last = before, False
+        while not last:
+            last = end.wait(0.2)
+            for row in JsonLines(path).read(count):
+                count, finding = count + 1, Finding(**row)
+                outcomes[finding.check] = finding.outcome
+                report(finding)
 
-    path.touch()
     thread = threading.Thread(target=read, name="doctor-findings", daemon=True)
     thread.start()
     try:
