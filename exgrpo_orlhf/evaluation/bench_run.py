@@ -131,7 +131,7 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             write_json(out / folder.CONFIG, config)
             if len(done) < len(requests):
                 _generate(plan, out, list(requests.values()), done, files, engine, stop)
-            if sum(len(file.done) for file in files.values()) < len(requests):
+            if sum(len(file.keys) for file in files.values()) < len(requests):
                 return None
             for file in files.values():
                 file.sort()
@@ -193,7 +193,7 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> I
         for sample, graded_fields in zip(batch, fields, strict=True):
             yield {**sample, **graded_fields}  # type: ignore[typeddict-item]
         count += len(batch)
-        log.info("%s: %d/%d responses graded", name, count, len(file.done))
+        log.info("%s: %d/%d responses graded", name, count, len(file.keys))
 
 
 def _generate(
@@ -252,7 +252,7 @@ def _finished(out: Path, but: Collection[str] = ()) -> tuple[folder.Results, dic
     results = folder.read_results(out)
     files = {name: SampleFile(out / name / folder.SAMPLES) for name in results["benchmarks"] if name not in but}
     for name, file in files.items():
-        folder.check_count(file.path, (row for (row, _), _ in file.keys), results["benchmarks"][name])
+        folder.check_count(file.path, (line.row for line in file.keys), results["benchmarks"][name])
     return results, files
 
 
@@ -260,7 +260,7 @@ def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> s
     """Keys of the responses that exist. Raises FolderError if one answers another prompt."""
     done = set()
     for name, file in files.items():
-        for (row, sample), digest in file.done.items():
+        for row, sample, *_, digest in file.keys:
             request = requests.get((name, row, sample))
             if request is None or prompt_hash(request.seed_at(0), request.prompt) != digest:
                 raise folder.FolderError(
