@@ -219,9 +219,6 @@ def forgotten_by_step(history: History) -> list[int]:
 
 def shares_by_step(history: History, values: Sequence[int], of: Sequence[int], steps: Sequence[int]) -> list[float]:
     """Per step of the log, the share sum(values) / sum(of); NaN where `of` is 0."""
-    place = {step: i for i, step in enumerate(history.steps)}
-    top, bottom = np.zeros(len(place)), np.zeros(len(place))
-    at = [place[step] for step in steps]
-    np.add.at(top, at, values)
-    np.add.at(bottom, at, of)
+    at = np.searchsorted(history.steps, steps)
+    top, bottom = (np.bincount(at, weights, len(history.steps)) for weights in (values, of))
     return [float(a / b) if b else float("nan") for a, b in zip(top, bottom, strict=True)]
