@@ -37,6 +37,7 @@ from .tiny import RESPONSE
 LOGPROB_GAP = 0.05
 # Limits on the relative error of the gradient: a multiple of the error that bfloat16 alone causes, and at least this.
 GRADIENT_FACTOR, GRADIENT_ERROR = 4.0, 0.02
+STATES = "states.json"  # in the run's folder: those after its last step
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ class DoctorTrainer(MixedTrainer):
         run.run(StopFile(self.job.run))
         rows = [json.loads(line) for line in (self.job.run / "metrics.jsonl").read_text().split("\n") if line][1:]
         last = rows[-1]
-        self._saved_state().write_text(json.dumps(self._states()))
+        (self.job.run / STATES).write_text(json.dumps(self._states()))
         bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
         if not any(row["policy/grad_norm"] for row in rows):
             bad.append("the gradient of any update")
@@ -269,7 +270,7 @@ class DoctorTrainer(MixedTrainer):
     def check_resume(self) -> Finding:
         """Weights, optimiser and buffer are loaded as they were saved, and training goes on."""
         run = prepare(self.job, lambda checkpoint: self)
-        bad = _changed(json.loads(self._saved_state().read_text()), self._states())
+        bad = _changed(json.loads((self.job.run / STATES).read_text()), self._states())
         again = self.job.run / "buffer-again"
         snapshot.save(run.buffer, again, run.fingerprint)
         for table in ("questions.parquet", "trajectories.parquet"):
@@ -285,9 +286,6 @@ class DoctorTrainer(MixedTrainer):
             f"differ: {', '.join(bad[:3])}" if bad else same,
             "the checkpoint does not hold what was trained: do not resume from this layout's checkpoints",
         )
-
-    def _saved_state(self) -> Path:
-        return self.job.run / "states.json"
 
     def _states(self) -> list[dict[str, float]]:
         """`DoctorActor.states` of every rank. Sleeping states are loaded for it and offloaded again."""

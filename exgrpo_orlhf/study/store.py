@@ -55,7 +55,10 @@ class Store:
         present = Counter(name for run in listed for name in run.metrics)
         for metric in metrics:
             if metric not in present and listed:
-                raise StoreError(f"none of {count(listed)} has the metric {metric!r}; {_metric_names(metric, present)}")
+                near = get_close_matches(metric, present, 3)  # similar names first, then those of evaluations
+                others = sorted(present.keys() - set(near), key=lambda name: (not name.startswith("eval/"), name))
+                names = first_few([f"{name} ({count(present[name])})" for name in near + others], 12) or "none"
+                raise StoreError(f"none of {count(listed)} has the metric {metric!r}; metrics: {names}")
         notes = []
         if strange := [run.info for run in unnamed if any(metric in run.data.metrics for metric in metrics)]:
             names = first_few([f"{info.run_name} ({info.run_id})" for info in strange])
@@ -170,10 +173,3 @@ class Store:
         except (MlflowException, SQLAlchemyError, OSError) as error:
             first = str(error).strip().partition("\n")[0][:600].replace(self._uri, self.uri)
             raise StoreError(f"MLflow at {self.uri}: {first}") from error
-
-
-def _metric_names(metric: str, present: Counter[str]) -> str:
-    """The metrics that exist: similar names first, then those of evaluations."""
-    near = get_close_matches(metric, present, 3)
-    names = near + sorted((name for name in present if name not in near), key=lambda n: (not n.startswith("eval/"), n))
-    return f"metrics: {first_few([f'{name} ({count(present[name])})' for name in names], 12) or 'none'}"
