@@ -13,7 +13,6 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from .. import config
 from ..engines.job import Job
 from ..engines.openrlhf import launch
 from ..engines.openrlhf.worker_environment import ray_address
@@ -64,14 +63,13 @@ def examine(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as temporary:
         work, model = Path(temporary).absolute(), Path(temporary).absolute() / "model"
-        bound_model = tiny.bound_model(files, overrides)
+        bound = tiny.bound_model(files, overrides)
         as_bound, experiment = tiny.doctor_experiments(files, overrides, model)
         settings = experiment.openrlhf
         assert as_bound.openrlhf is not None
         assert settings is not None
         flags = as_bound.openrlhf.all_flags()
-        more = [*overrides, "Work.questions = @ModularChains()"]  # with the bound lengths, which as_bound has not
-        full_size = config.load(["base.gin", *files], more) if bound_model else as_bound
+        bound_model, full_size = bound or (None, as_bound)
         elsewhere = ray_address(settings.ray_address, environ) != "local"
         for finding in machine.examine(checks, work, full_size, bound_model, elsewhere=elsewhere):
             add(finding)

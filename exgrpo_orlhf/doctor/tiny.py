@@ -40,18 +40,20 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def bound_model(files: Sequence[str], overrides: Sequence[str]) -> str | None:
-    """Path or hub id of the pretrained model that the files bind, or None if the model is made here, or none is bound.
+def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str, Experiment] | None:
+    """Path or hub id of the pretrained model that the files bind, and the experiment with it at the bound lengths; None
+    if the model is made here, or none is bound.
 
     Raises OSError and ValueError for a model that cannot be used.
     """
     try:
-        model = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"]).model
+        experiment = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"])
     except ConfigError:  # a recipe without a model; other errors are raised later
         return None
+    model = experiment.model
     while isinstance(model, SupervisedModel):  # of the same architecture as what it is made of
         model = model.model
-    return model.prepare() if isinstance(model, PretrainedModel) else None
+    return (model.prepare(), experiment) if isinstance(model, PretrainedModel) else None
 
 
 def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
