@@ -41,7 +41,7 @@ def tables(comparison: Comparison) -> tuple[Table, Table | None]:
     rows, headings = [], dict(MEASURES)
     for effect in comparison.differences:
         heading = headings.pop(effect.measure, "")  # a measure is named in its first row
-        ps = map(p_value, (effect.p, effect.p_holm, effect.p_exact))
+        ps = map(p_value, (effect.mean.p, effect.p_holm, effect.p_exact))
         bounds = [number(bound, effect.mean.value, "+") for bound in effect.mean.bounds or ()]
         between = f"[{', '.join(bounds)}]" if bounds else NONE
         rows.append(
@@ -113,7 +113,7 @@ def values_csv(comparisons: Sequence[Comparison]) -> str:
                     rows.append({"kind": "variant", **about, **_mean(mean), "collapsed": len(variant.collapsed)})
         for effect in comparison.differences:
             about = {"metric": comparison.metric, "measure": effect.measure, "variant": effect.variant}
-            tests = {"p": effect.p, "p_holm": effect.p_holm, "p_exact": effect.p_exact}
+            tests = {"p": effect.mean.p, "p_holm": effect.p_holm, "p_exact": effect.p_exact}
             rows.append({"kind": "difference", **about, **_mean(effect.mean), **tests})
     return csv_text(VALUES, rows)
 

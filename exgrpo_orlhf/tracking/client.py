@@ -9,7 +9,6 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..checkpoints import in_use
@@ -56,9 +55,7 @@ def address(settings: Tracking, default: str) -> str:
     return uri
 
 
-def connect(
-    uri: str, create: bool = True, environment: Mapping[str, str] = MappingProxyType(MLFLOW_ENVIRONMENT)
-) -> MlflowClient:
+def connect(uri: str, create: bool = True, environment: Mapping[str, str] = MLFLOW_ENVIRONMENT) -> MlflowClient:
     """A client of a tracking server or database; MLflow's import takes seconds.
 
     create: make an SQLite database that does not exist; environment: set where the user has not set it
