@@ -35,6 +35,7 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
         client = connect(uri)
         step = results["record"]["model"]["step"] or 0
         run_id, scores = _training_run(client, results), metrics(results)
+        # A training run gets the means over all benchmarks only if they are over the paper's suite.
         if set(results["means"]["macro"]["benchmarks"]) != set(Definitions().suites["paper"]):
             scores = {name: value for name, value in scores.items() if name not in ("eval/avg", "eval/micro_avg")}
         why = run_id and (_departure(results) or _conflict(client, run_id, step, scores))
