@@ -32,25 +32,25 @@ def main() -> int:
     from exgrpo_orlhf import config
     from exgrpo_orlhf.study import comparison_charts, comparison_tables
     from exgrpo_orlhf.study.comparison import ComparisonError, compare, differing_settings
-    from exgrpo_orlhf.study.comparison_page import page
     from exgrpo_orlhf.study.store import Store, StoreError
 
     uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     metrics = list(dict.fromkeys(arguments.metric or (DYNAMICS if arguments.dynamics else ["eval/greedy_accuracy"])))
     try:
         store = Store(uri, config.variant_of)
-        selection = store.select(arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
-        curves = store.curves(selection.runs, metrics)
+        which = (arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
+        runs, notes = store.select(*which)
+        curves = store.curves(runs, metrics)
         # On-policy training, say, has no metrics of replay: there the others are shown without differences.
         variants = {metric: {curve.run.variant for curve in curves[metric]} for metric in metrics}
         without = [m for m in metrics if arguments.baseline in set().union(*variants.values()) - variants[m]]
         compared = [compare(m, curves[m], None if m in without else arguments.baseline) for m in metrics]
         mixed = [note for each in compared for note in differing_settings(each.variants)[1]]
-        notes = [*selection.notes, *dict.fromkeys(mixed)]
+        notes += dict.fromkeys(mixed)
         notes += [f"{arguments.baseline} has no {metric}: the others are not compared with it" for metric in without]
         print(comparison_tables.terminal(compared, notes))
         title = f"{arguments.experiment}{', ' + arguments.group if arguments.group else ''}: {', '.join(metrics)}"
-        about = f"{len(selection.runs)} runs of experiment {arguments.experiment}"
+        about = f"{len(runs)} runs of experiment {arguments.experiment}"
         about += f", group {arguments.group}" if arguments.group else ""
         about += f", with {arguments.filter}" if arguments.filter else ""
         about += f", from {store.uri}"
@@ -59,7 +59,7 @@ def main() -> int:
             (arguments.csv, lambda: comparison_tables.values_csv(compared)),
             (arguments.curves, lambda: comparison_tables.curves_csv(compared)),
             (arguments.png, lambda: comparison_charts.picture(compared)),
-            (arguments.out, lambda: page(title, about, compared, notes)),
+            (arguments.out, lambda: comparison_tables.page(title, about, compared, notes)),
         )
         for path, make in outputs:
             if path is not None:

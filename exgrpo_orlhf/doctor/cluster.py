@@ -24,6 +24,7 @@ from ..engines.openrlhf import cpu
 from ..engines.openrlhf.trainer import MixedTrainer, StopFile
 from ..engines.openrlhf.worker_environment import forwarded, not_forwarded
 from ..engines.rows import ForwardRow
+from ..json_lines import JsonLines
 from ..replay import snapshot
 from ..sampling import EngineLost
 from ..training.preparation import prepare
@@ -36,6 +37,7 @@ from .tiny import RESPONSE
 LOGPROB_GAP = 0.05
 # Limits on the relative error of the gradient: a multiple of the error that bfloat16 alone causes, and at least this.
 GRADIENT_FACTOR, GRADIENT_ERROR = 4.0, 0.02
+STATES = "states.json"  # in the run's folder: those after its last step
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,7 @@ class DoctorTrainer(MixedTrainer):
 
     def _put(self, finding: Finding) -> None:
         """For the driver, which is perhaps on another node: every node sees the folder, as the check `nodes` found."""
-        with (self.job.run.parent / FINDINGS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(finding)) + "\n")
+        JsonLines(self.job.run.parent / FINDINGS).add(asdict(finding))
 
     def _ranks(self, method: str, *args: Any) -> list[Any]:
         return list(self._results(self.actor_model_group.async_run_method(method, *args)))
@@ -250,7 +251,7 @@ class DoctorTrainer(MixedTrainer):
         run.run(StopFile(self.job.run))
         rows = [json.loads(line) for line in (self.job.run / "metrics.jsonl").read_text().split("\n") if line][1:]
         last = rows[-1]
-        self._saved_state().write_text(json.dumps(self._states()))
+        (self.job.run / STATES).write_text(json.dumps(self._states()))
         bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
         if not any(row["policy/grad_norm"] for row in rows):
             bad.append("the gradient of any update")
@@ -269,7 +270,7 @@ class DoctorTrainer(MixedTrainer):
     def check_resume(self) -> Finding:
         """Weights, optimiser and buffer are loaded as they were saved, and training goes on."""
         run = prepare(self.job, lambda checkpoint: self)
-        bad = _changed(json.loads(self._saved_state().read_text()), self._states())
+        bad = _changed(json.loads((self.job.run / STATES).read_text()), self._states())
         again = self.job.run / "buffer-again"
         snapshot.save(run.buffer, again, run.fingerprint)
         for table in ("questions.parquet", "trajectories.parquet"):
@@ -285,9 +286,6 @@ class DoctorTrainer(MixedTrainer):
             f"differ: {', '.join(bad[:3])}" if bad else same,
             "the checkpoint does not hold what was trained: do not resume from this layout's checkpoints",
         )
-
-    def _saved_state(self) -> Path:
-        return self.job.run / "states.json"
 
     def _states(self) -> list[dict[str, float]]:
         """`DoctorActor.states` of every rank. Sleeping states are loaded for it and offloaded again."""

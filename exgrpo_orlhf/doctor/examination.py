@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +13,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from .. import config
 from ..engines.engine import Job
 from ..engines.openrlhf import launch
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
+from ..json_lines import JsonLines
 from ..sampling import EngineLost
 from ..settings import OpenRLHF
 from ..training.preparation import prepare_and_run
@@ -65,14 +63,13 @@ def examine(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder, ignore_cleanup_errors=True) as temporary:
         work, model = Path(temporary).absolute(), Path(temporary).absolute() / "model"
-        bound_model = tiny.bound_model(files, overrides)
+        bound = tiny.bound_model(files, overrides)
         as_bound, experiment = tiny.doctor_experiments(files, overrides, model)
         settings = experiment.openrlhf
         assert as_bound.openrlhf is not None
         assert settings is not None
         flags = as_bound.openrlhf.all_flags()
-        more = [*overrides, "Work.questions = @ModularChains()"]  # with the bound lengths, which as_bound has not
-        full_size = config.load(["base.gin", *files], more) if bound_model else as_bound
+        bound_model, full_size = bound or (None, as_bound)
         elsewhere = ray_address(settings.ray_address, environ) != "local"
         for finding in machine.examine(checks, work, full_size, bound_model, elsewhere=elsewhere):
             add(finding)
@@ -167,22 +164,17 @@ def _findings_of(path: Path, report: Report) -> Iterator[dict[str, str]]:
     """Reports what the trainer appends to a file, while this process waits for OpenRLHF's program. Yields the outcomes
     by check, which are complete when the context has ended."""
     outcomes: dict[str, str] = {}
-    end = threading.Event()
+    end, before = threading.Event(), len(JsonLines(path).keys)
 
     def read() -> None:
-        with path.open(encoding="utf-8") as file:
-            file.seek(0, os.SEEK_END)
-            begin = ""
-            while True:
-                last = end.wait(0.2)
-                *lines, begin = (begin + file.read()).split("\n")
-                for finding in (Finding(**json.loads(line)) for line in lines):
-                    outcomes[finding.check] = finding.outcome
-                    report(finding)
-                if last:
-                    return
+        count, last = before, False
+        while not last:
+            last = end.wait(0.2)
+            for row in JsonLines(path).read(count):
+                count, finding = count + 1, Finding(**row)
+                outcomes[finding.check] = finding.outcome
+                report(finding)
 
-    path.touch()
     thread = threading.Thread(target=read, name="doctor-findings", daemon=True)
     thread.start()
     try:

@@ -40,18 +40,20 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def bound_model(files: Sequence[str], overrides: Sequence[str]) -> str | None:
-    """Path or hub id of the pretrained model that the files bind, or None if the model is made here, or none is bound.
+def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str, Experiment] | None:
+    """Path or hub id of the pretrained model that the files bind, and the experiment with it at the bound lengths; None
+    if the model is made here, or none is bound.
 
     Raises OSError and ValueError for a model that cannot be used.
     """
     try:
-        model = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"]).model
+        experiment = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"])
     except ConfigError:  # a recipe without a model; other errors are raised later
         return None
+    model = experiment.model
     while isinstance(model, SupervisedModel):  # of the same architecture as what it is made of
         model = model.model
-    return model.prepare() if isinstance(model, PretrainedModel) else None
+    return (model.prepare(), experiment) if isinstance(model, PretrainedModel) else None
 
 
 def make_model(bound: str | None, folder: Path, tensor_parallel: int) -> str:
@@ -95,11 +97,6 @@ def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
         "hidden_size": heads * HEAD,
         "intermediate_size": 2 * heads * HEAD,
         "moe_intermediate_size": heads * HEAD,
-        "num_experts": 4,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,  # of experts
-        "topk_group": 1,
         "max_window_layers": layers,
         # Of the layers' weights. Much smaller ones would leave the last token's embedding as it is, and with tied
         # weights all responses would repeat that token: no group would have a signal.
@@ -167,10 +164,8 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         "Tracking.enabled = False",
         "Tracking.also = ()",
     ]
-    experiment = config.load(["base.gin"], bindings)
-    assert experiment.openrlhf is not None
-    flags, more = experiment.openrlhf.all_flags(), dict(experiment.openrlhf.more_flags)
-    if experiment.settings.generate_ahead:
+    flags, more = as_bound.openrlhf.all_flags(), dict(as_bound.openrlhf.more_flags)
+    if as_bound.settings.generate_ahead:
         bindings.append("train.steps = 3")  # the second step's batch is planned before anything is stored
     else:
         # Without the correction by the engines' log-probs: the plain computation has no engine.
@@ -180,10 +175,10 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
             more[flag] = MICRO_BATCH_TOKENS
     # The smallest batch that the ranks divide, with several micro-batches on each of them.
     per_rank = max(ROWS, 3 * int(flags.get("train.micro_batch_size", 1)))
-    fewest, unit = per_rank * ranks_of(flags) * experiment.optimizer.steps_per_batch, divisible_questions(experiment)
-    count = -(-fewest // (unit * experiment.settings.group_size)) * unit
+    fewest, unit = per_rank * ranks_of(flags) * as_bound.optimizer.steps_per_batch, divisible_questions(as_bound)
+    count = -(-fewest // (unit * as_bound.settings.group_size)) * unit
     bindings += [
-        f"OpenRLHF.timeout = {min(experiment.openrlhf.timeout, TIMEOUT)}",
+        f"OpenRLHF.timeout = {min(as_bound.openrlhf.timeout, TIMEOUT)}",
         f"OpenRLHF.more_flags = {more!r}",
         f"train.questions_per_step = {count}",
         f"ModularChains.count = {8 * count}",

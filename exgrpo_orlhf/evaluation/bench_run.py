@@ -23,7 +23,7 @@ from ..workers.fork_server import close_workers
 from . import folder
 from .evaluated_model import RequestBuilder
 from .grading import check_golds, graded, verdicts
-from .responses import Key, Playing, respond
+from .responses import Episodes, Key, respond
 from .results import summarise
 from .samples import Sample, SampleFile, prompt_hash
 from .session import git_commit, now, versions
@@ -95,17 +95,14 @@ class EvaluationPlan:
             facts[benchmark.name] = each.facts(ask, group, in_mean)
         return facts
 
-    def playing(self) -> Playing:
+    def episodes(self) -> Episodes:
         """The benchmarks that have an environment."""
-        players = {each.benchmark.name: self.builder.player(each.benchmark) for each in self.sets}
-        players_of = {name: player for name, player in players.items() if player}
-        questions = {
-            (each.benchmark.name, row): self.builder.question(each.benchmark, question)
-            for each in self.sets
-            if each.benchmark.name in players_of
-            for row, question in each.rows
+        players = [self.builder.player(each.benchmark) for each in self.sets]
+        return {
+            each.benchmark.name: (player, {row: self.builder.question(each.benchmark, one) for row, one in each.rows})
+            for each, player in zip(self.sets, players, strict=True)
+            if player
         }
-        return Playing(players_of, questions)
 
 
 def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], stop: Stop) -> dict[str, Any] | None:
@@ -134,7 +131,7 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             write_json(out / folder.CONFIG, config)
             if len(done) < len(requests):
                 _generate(plan, out, list(requests.values()), done, files, engine, stop)
-            if sum(len(file.done) for file in files.values()) < len(requests):
+            if sum(len(file.keys) for file in files.values()) < len(requests):
                 return None
             for file in files.values():
                 file.sort()
@@ -196,7 +193,7 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> I
         for sample, graded_fields in zip(batch, fields, strict=True):
             yield {**sample, **graded_fields}  # type: ignore[typeddict-item]
         count += len(batch)
-        log.info("%s: %d/%d responses graded", name, count, len(file.done))
+        log.info("%s: %d/%d responses graded", name, count, len(file.keys))
 
 
 def _generate(
@@ -217,7 +214,7 @@ def _generate(
         questions = {each.benchmark.name: dict(each.rows) for each in plan.sets}
         times, finished, tokens = folder.Times(out), len(done), 0
         begin = logged = time.perf_counter()
-        with closing(respond(engine, requests, done, tokenizer, plan.playing())) as portions:
+        with closing(respond(engine, requests, done, tokenizer, plan.episodes())) as portions:
             while not stop.signal and (portion := next(portions, None)) is not None:
                 counts = {}
                 for name in dict.fromkeys(response.request.key[0] for response in portion):
@@ -255,10 +252,7 @@ def _finished(out: Path, but: Collection[str] = ()) -> tuple[folder.Results, dic
     results = folder.read_results(out)
     files = {name: SampleFile(out / name / folder.SAMPLES) for name in results["benchmarks"] if name not in but}
     for name, file in files.items():
-        entry = results["benchmarks"][name]
-        if len(file.done) != entry["questions"] * entry["samples"]:
-            problem = "was extended and did not come to its end; continue that first"
-            raise folder.FolderError(f"{out}: {name} {problem} ({folder.progress(out)})")
+        folder.check_count(file.path, (line.row for line in file.keys), results["benchmarks"][name])
     return results, files
 
 
@@ -266,7 +260,7 @@ def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> s
     """Keys of the responses that exist. Raises FolderError if one answers another prompt."""
     done = set()
     for name, file in files.items():
-        for (row, sample), digest in file.done.items():
+        for row, sample, *_, digest in file.keys:
             request = requests.get((name, row, sample))
             if request is None or prompt_hash(request.seed_at(0), request.prompt) != digest:
                 raise folder.FolderError(

@@ -79,7 +79,13 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
 
     place = Path(model).expanduser()
     if place.is_dir() and not any((place / name).is_file() for name in ("config.json", lora.CONFIG)):
-        raise ModelError(_no_model(place))
+        if not (checkpoints := [path.name for path in find(place).values()]):
+            raise ModelError(f"--model {place}: there is no config.json in it, so it is no model")
+        best = f", or {place / BEST}" if (place / BEST).exists() else ""
+        raise ModelError(
+            f"--model {place} is the folder of a run; give one of its checkpoints: {place / checkpoints[-1]}{best} "
+            f"(there are {', '.join(checkpoints)})"
+        )
     try:
         path, tokenizer = find_model(model, paths.cache(None))
     except (OSError, ValueError) as error:
@@ -247,14 +253,3 @@ class RequestBuilder:
 
 def _positions(config: Any) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)  # not every architecture has them
-
-
-def _no_model(folder: Path) -> str:
-    checkpoints = [path.name for path in find(folder).values()]
-    if not checkpoints:
-        return f"--model {folder}: there is no config.json in it, so it is no model"
-    best = f", or {folder / BEST}" if (folder / BEST).exists() else ""
-    return (
-        f"--model {folder} is the folder of a run; give one of its checkpoints: {folder / checkpoints[-1]}{best} "
-        f"(there are {', '.join(checkpoints)})"
-    )

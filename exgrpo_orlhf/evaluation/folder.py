@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..json_lines import JsonLines
-from .samples import Line, Sample, read_lines
+from .samples import Line, Sample, SampleFile
 
 CONFIG, RESULTS, TIMES, SESSIONS = "config.json", "results.json", "times.jsonl", "sessions.json"
 SAMPLES = "samples.jsonl"  # in a folder of each benchmark
@@ -133,26 +133,24 @@ class ResultsFolder:
 
     path: Path
     results: Results
+    files: dict[str, SampleFile]
     lines: dict[str, list[Line]]
 
     @classmethod
     def read(cls, path: Path) -> ResultsFolder:
         """Raises FolderError if there are no results, or the samples are not those counted, ValueError."""
         results = read_results(path)
-        lines = {}
+        files = {key: SampleFile(path / key / SAMPLES) for key in results["benchmarks"]}
+        lines = {key: sorted(file.keys) for key, file in files.items()}
         for key, benchmark in results["benchmarks"].items():
-            lines[key] = read_lines(path / key / SAMPLES)
-            check_count(path / key / SAMPLES, (line.row for line in lines[key]), benchmark)
-        return cls(path, results, lines)
+            check_count(files[key].path, (line.row for line in lines[key]), benchmark)
+        return cls(path, results, files, lines)
 
     def samples(self, benchmark: str, lines: Sequence[Line]) -> list[Sample]:
         """These samples with their texts."""
-        samples: list[Sample] = []
-        with (self.path / benchmark / SAMPLES).open("rb") as file:
-            for line in lines:
-                file.seek(line.start)
-                samples.append(json.loads(file.readline()))
-        return samples
+        places = {(line.row, line.sample) for line in lines}
+        samples = (sample for sample in self.files[benchmark].read() if (sample["row"], sample["sample"]) in places)
+        return sorted(samples, key=lambda sample: (sample["row"], sample["sample"]))
 
 
 class Times:

@@ -34,7 +34,10 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
     try:
         client = connect(uri)
         step = results["record"]["model"]["step"] or 0
-        run_id, scores = _training_run(client, results), _training_scores(results)
+        run_id, scores = _training_run(client, results), metrics(results)
+        # A training run gets the means over all benchmarks only if they are over the paper's suite.
+        if set(results["means"]["macro"]["benchmarks"]) != set(Definitions().suites["paper"]):
+            scores = {name: value for name, value in scores.items() if name not in ("eval/avg", "eval/micro_avg")}
         why = run_id and (_departure(results) or _conflict(client, run_id, step, scores))
         if why:
             log.info("MLflow: %s: the results go to a run of their own, not to the training run", why)
@@ -63,13 +66,6 @@ def _departure(results: Mapping[str, Any]) -> str | None:
             return f"{entry['title']} with {', '.join(entry['departures'])}"
     changes = results["record"]["asked_otherwise"]
     return f"the prompts are not those of training ({', '.join(changes)})" if changes else None
-
-
-def _training_scores(results: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics for a training run: the means over all benchmarks only if they are over the paper's suite."""
-    of_paper = set(results["means"]["macro"]["benchmarks"]) == set(Definitions().suites["paper"])
-    means = () if of_paper else ("eval/avg", "eval/micro_avg")
-    return {name: value for name, value in metrics(results).items() if name not in means}
 
 
 def _conflict(client: MlflowClient, run_id: str, step: int, scores: Mapping[str, float]) -> str | None:

@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..files import write
-from ..show.charts import SERIES, Chart
+from ..show.charts import BINS, LINE, PALETTE, SERIES, WIDTH, Chart, curve, drawing, panel, svg, wrapped
+from ..show.charts import interval as draw_interval
 from ..show.page import page
-from . import report_charts
 from .folder import Results, ResultsFolder
 from .results_table import HEAD, benchmark_row, interval, means, missing, notes, of_questions, shortfall
 from .samples import choose
 
+PANEL = (270, 184)  # width and height of a small chart
 Models = Sequence[tuple[str, ResultsFolder]]  # (name, folder)
 
 
@@ -105,15 +108,32 @@ def _remarks(models: Models, of: Callable[[Results], Sequence[tuple[str, str]]])
 
 
 def _accuracies(models: Models) -> Chart:
-    rows = []
-    for key, of_benchmark in _benchmarks(models):
-        points: list[report_charts.Point] = []
-        for i, (_, model) in enumerate(models):
-            entry = model.results["benchmarks"].get(key)
-            part = of_questions(entry) if entry and shortfall(entry) else None
-            points.append((f"m{i}", entry and entry["avg"], part))
-        rows.append((_title(of_benchmark[0][2], key), points))
-    return report_charts.accuracies(rows, "avg@k, %")
+    """Scores with their intervals, one a line, under their benchmark; hollow for a part of the questions."""
+    line, gap, size, label = 19, 13, 11, "avg@k, %"
+    titles = {key: wrapped(_title(of_benchmark[0][2], key)) for key, of_benchmark in _benchmarks(models)}
+    names = list(titles.values())
+    heights = np.array([max(line * len(models), size * LINE * (name.count("\n") + 1)) + gap for name in names])
+    below = np.cumsum(heights)
+    middles = below - heights / 2
+    with drawing(WIDTH, below[-1] + 52) as figure:
+        axes = figure.subplots()
+        axes.set(ylim=(below[-1], 0), xlabel=label)
+        axes.grid(visible=False, axis="y")
+        axes.set_yticks(middles, names, color=PALETTE["ink"], fontsize=size)
+        for key, middle, edge in zip(titles, middles, below, strict=True):
+            axes.axhline(edge, color=PALETTE["line"], linestyle=":", linewidth=1)
+            for i, (_, model) in enumerate(models):
+                y = middle + line * (i + 0.5 - len(models) / 2)
+                colour, words, paint = f"m{i}", "not run", f"m{i}"
+                if entry := model.results["benchmarks"].get(key):
+                    value, low, high = (100 * entry["avg"][bound] for bound in ("value", "low", "high"))
+                    part = shortfall(entry) is not None
+                    draw_interval(axes, y, value, (low, high), colour, hollow=part)
+                    words, paint = interval(entry["avg"]) + (f", {of_questions(entry)}" if part else ""), "ink"
+                place: Any = axes.get_yaxis_transform()
+                axes.text(1.02, y, words, transform=place, color=PALETTE[paint], va="center", fontsize=size)
+        axes.set_xlim(left=0)
+        return svg(figure, label, "intervals")
 
 
 def _pass_curves(models: Models) -> list[tuple[Chart, list[tuple[int, Results, Results]]]]:
@@ -124,17 +144,50 @@ def _pass_curves(models: Models) -> list[tuple[Chart, list[tuple[int, Results, R
             if len(entry["pass"]) > 1:
                 curves.setdefault(entry["title"], []).append((i, entry["pass"], entry["maj"]))
     top = max((by_k[k]["high"] for lines in curves.values() for _, by_k, _ in lines for k in by_k), default=1.0)
-    return [(report_charts.pass_curves(title, lines, top), lines) for title, lines in curves.items()]
+    return [(_pass_curve(title, lines, top), lines) for title, lines in curves.items()]
+
+
+def _pass_curve(title: str, models: Sequence[tuple[int, Results, Results]], top: float) -> Chart:
+    """pass@k against k on a logarithmic axis, with intervals; maj@k dashed. top: end of the axis, a share"""
+    with panel(*PANEL, xlabel="k (samples)", xscale="log", ylim=(0, 100 * top)) as (figure, axes):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.grid(visible=False, axis="x")
+        for number, by_k, by_k_of_votes in models:
+            ks, colour = sorted(map(int, by_k)), f"m{number}"
+            value, low, high = ([100 * by_k[str(k)][bound] for k in ks] for bound in ("value", "low", "high"))
+            curve(axes, ks, value, colour, (low, high), marker="o", markersize=4)
+            voted = sorted(map(int, by_k_of_votes))
+            shares = [100 * by_k_of_votes[str(k)]["value"] for k in voted]
+            curve(axes, voted, shares, colour, kind="maj", linestyle="--", linewidth=1.4)
+        return svg(figure, title, "curves")
 
 
 def _lengths(models: Models) -> list[Chart]:
+    """Of each model and benchmark, samples by response length in tokens, the correct ones up, all others down; the
+    limit is marked if it is on the axis."""
     charts = []
     for key, of_benchmark in _benchmarks(models):
         longest = max((line.tokens for _, _, model in of_benchmark for line in model.lines[key]), default=1)
+        edges = np.linspace(0, max(longest, 1), BINS + 1)
         for _, name, model in of_benchmark:
-            limit = model.results["benchmarks"][key]["max_tokens"]
-            heading = _heading(models, _title(model, key), name)
-            charts.append(report_charts.lengths(heading, model.lines[key], longest, limit))
+            up, down = (
+                np.histogram([line.tokens for line in model.lines[key] if (line.verdict == "correct") == right], edges)[
+                    0
+                ]
+                for right in (True, False)
+            )
+            with panel(*PANEL, xlabel="response tokens", xlim=(0, edges[-1])) as (figure, axes):
+                for counts, colour in ((up, "correct"), (-down, "wrong")):
+                    bars: Any = {"align": "edge", "color": PALETTE[colour], "gid": f"bar-{colour}"}
+                    axes.bar(edges[:-1], counts, 0.9 * edges[1], **bars)
+                axes.grid(visible=False, axis="x")
+                most = max(up.max(), down.max(), 1)
+                axes.set_yticks((-most, 0, most), (f"{most:,}", "0", f"{most:,}"))
+                axes.locator_params(axis="x", nbins=5)
+                if (limit := model.results["benchmarks"][key]["max_tokens"]) <= edges[-1]:
+                    axes.axvline(limit, color=PALETTE["quiet"], linestyle="--", gid="limit")
+                charts.append(svg(figure, _heading(models, _title(model, key), name), "lengths"))
     return charts
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ..environments.playing import Player, written
@@ -47,49 +48,34 @@ class Response:
         return cls(request, text, rollout.length, rollout.finish, own, grade=rollout.grade)
 
 
-@dataclass(frozen=True)
-class Playing:
-    """The benchmarks whose responses are episodes.
-
-    players: by the benchmark's name; questions: by benchmark and row, as they are put to the model
-    """
-
-    players: Mapping[str, Player]
-    questions: Mapping[tuple[str, int], Question]
-
-
-_NOTHING = Playing({}, {})
+# By benchmark: who plays its episodes, and its questions by row, as they are put to the model.
+Episodes = Mapping[str, tuple[Player, Mapping[int, Question]]]
 
 
 def respond(
-    sampler: Sampler, requests: Sequence[Request], done: Collection[Key], tokenizer: Any, playing: Playing = _NOTHING
+    sampler: Sampler,
+    requests: Sequence[Request],
+    done: Collection[Key],
+    tokenizer: Any,
+    episodes: Episodes = MappingProxyType({}),
 ) -> Generator[list[Response], None, None]:
     """Yield the responses to all requests except those done, each once, in portions of any order.
 
-    requests: one benchmark's after another's. Closing the iterator cancels requests under way. Raises EngineLost, and
-    NotLoaded.
+    requests: one benchmark's after another's; episodes: of the benchmarks whose responses are episodes. Closing the
+    iterator cancels requests under way. Raises EngineLost, and NotLoaded.
     """
-    for name, same in groupby(requests, lambda request: request.key[0] if request.key[0] in playing.players else None):
-        part = [*same]
+    for name, same in groupby(requests, lambda request: request.key[0] if request.key[0] in episodes else None):
+        part, player = [*same], None
         finished = {i for i, request in enumerate(part) if request.key in done}
-        for portion in _episodes(sampler, part, finished, playing, name) if name else _single(sampler, part, finished):
-            player = playing.players[name] if name else None
-            yield [Response.of(part[i], rollout, tokenizer, player) for i, rollout in portion]
-
-
-def _single(
-    sampler: Sampler, requests: Sequence[Request], done: Collection[int]
-) -> Iterator[list[tuple[int, Rollout]]]:
-    try:
-        for portion in sampler.sample(requests, done):
-            yield [(i, rollout) for i, (rollout,) in portion]
-    except ArithmeticError as error:
-        raise EngineLost(f"{error}; are the weights?") from error
-
-
-def _episodes(
-    sampler: Sampler, requests: Sequence[Request], done: Collection[int], playing: Playing, name: str
-) -> Iterator[list[tuple[int, Rollout]]]:
-    questions = [playing.questions[request.key[:2]] for request in requests]
-    seeds = [request.seed_at(i) for i, request in enumerate(requests)]
-    yield from sampler.episodes(playing.players[name], questions, seeds, requests[0], done)
+        if name is None:
+            portions: Iterable[list[tuple[int, Any]]] = sampler.sample(part, finished)
+        else:
+            player, questions = episodes[name]
+            own, seeds = zip(*((questions[one.key[1]], one.seed_at(i)) for i, one in enumerate(part)), strict=True)
+            portions = sampler.episodes(player, own, seeds, part[0], finished)
+        try:
+            for portion in portions:
+                rollouts = [(part[i], one if player else one[0]) for i, one in portion]
+                yield [Response.of(request, rollout, tokenizer, player) for request, rollout in rollouts]
+        except ArithmeticError as error:
+            raise EngineLost(f"{error}; are the weights?") from error

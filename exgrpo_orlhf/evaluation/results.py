@@ -6,13 +6,13 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ..rewards import Verifier
 from ..show.bootstrap import Array, interval, intervals, mean_over
-from .at_k import avg_at_k, maj_at_k, pass_at_k
+from .at_k import maj_at_k, pass_at_k
 from .folder import FORMAT
 from .grading import COMPARED, votes
 from .samples import Sample, SampleFile
@@ -123,24 +123,29 @@ def _measures(file: SampleFile, rng: np.random.Generator, grader: Verifier | Non
     counts |= {"truncated": len(truncated), "correct_truncated": truncated.count("correct")}
     tokens = [sample["response_tokens"] for sample in samples]
 
-    correct = _correct(rows, "verdict")
-    plain = _correct(rows, "plain") if all(sample["plain"] is not None for sample in samples) else None
+    # (Q, n): 1 for a sample that a grader says is correct, else 0
+    correct = np.array([[sample["verdict"] == "correct" for sample in row] for row in rows], float)
+    graded_twice = all(sample["plain"] is not None for sample in samples)
+    plain = np.array([[s["plain"] == "correct" for s in row] for row in rows], float) if graded_twice else None
     answers = [[sample["extracted"] for sample in row] for row in rows]
-    n, score = correct.shape[1], avg_at_k(correct)
+    n, score = correct.shape[1], correct.mean(axis=1)
     ks = at_k(n)
     voting = [k for k in ks if k >= MAJORITY_FROM] if any(key is not None for row in answers for key in row) else []
     keys = votes(answers, grader if voting else None)
     values = [score, *(pass_at_k(correct.sum(1), n, k) for k in ks), *(maj_at_k(keys, correct, k) for k in voting)]
     if plain is not None:
-        values.append(avg_at_k(plain))
+        values.append(plain.mean(axis=1))
     average, *others = [asdict(each) for each in intervals(np.array(values), rng)]
+    groups = [row[0]["group"] for row in rows]
+    names = sorted({group for group in groups if group is not None})
+    of_groups = {name: score[[group == name for group in groups]] for name in names if len(names) <= _MOST_GROUPS}
     return {
         "avg": {"k": n, **average},
         "pass": dict(zip(map(str, ks), others, strict=False)),
         "maj": dict(zip(map(str, voting), others[len(ks) :], strict=False)),
         "rates": {rate: counts[rate] / len(samples) for rate in RATES},
         "lucky_guess_rate": sound.count(False) / len(sound) if sound else None,
-        "by_group": _by_group([row[0]["group"] for row in rows], score, rng),
+        "by_group": {name: {"questions": len(of), **asdict(interval(of, rng))} for name, of in of_groups.items()},
         "plain": None if plain is None else {**others[-1], "disagreements": int((plain != correct).sum())},
         "tokens": {
             "prompt": sum(sample["prompt_tokens"] for sample in samples),
@@ -154,19 +159,6 @@ def _measures(file: SampleFile, rng: np.random.Generator, grader: Verifier | Non
 def at_k(n: int) -> list[int]:
     """The k of pass@k and maj@k with n samples: 1, 2, 4 … up to n, and n itself."""
     return sorted({*(1 << i for i in range(n.bit_length())), n})
-
-
-def _correct(rows: Sequence[Sequence[Sample]], grader: Literal["verdict", "plain"]) -> Array:
-    """(Q, n): 1 for a sample that the grader says is correct, else 0."""
-    return np.array([[sample[grader] == "correct" for sample in row] for row in rows], float)
-
-
-def _by_group(groups: Sequence[str | None], score: Array, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
-    names = sorted({group for group in groups if group is not None})
-    if len(names) > _MOST_GROUPS:
-        return {}
-    scores = {name: score[[group == name for group in groups]] for name in names}
-    return {name: {"questions": len(values), **asdict(interval(values, rng))} for name, values in scores.items()}
 
 
 def _mean(scores: Mapping[str, Array], of: Sequence[str], kind: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 from ..files import replacing
 from ..json_lines import JsonLines
 
-Place = tuple[int, int]  # row of the set, sample
 VERDICTS = ("correct", "wrong", "no_answer", "timeout", "error")
 UNGRADED = ("timeout", "error")
 
@@ -48,34 +47,20 @@ class Sample(TypedDict):
 
 
 class Line(NamedTuple):
-    """A sample without its texts. start: offset of its line in bytes; tokens: of the response."""
+    """A sample without its texts. tokens: of the response; prompt: hash of its seed and prompt (`prompt_hash`)"""
 
-    start: int
     row: int
     sample: int
     verdict: str
     plain: str | None
     truncated: bool
     tokens: int
+    prompt: bytes
 
     @property
     def disagree(self) -> bool:
         """One grader says that the response is correct, the other does not."""
         return self.plain is not None and (self.plain == "correct") != (self.verdict == "correct")
-
-
-def read_lines(path: Path) -> list[Line]:
-    """All samples without their texts, by row and sample. Raises ValueError with file and line."""
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist")
-    file = SampleFile(path)
-    return sorted(
-        (
-            Line(start, s["row"], s["sample"], s["verdict"], s["plain"], s["finish"] == "length", s["response_tokens"])
-            for start, s in zip(file.ends[:-1], file.read(), strict=True)
-        ),
-        key=lambda line: (line.row, line.sample),
-    )
 
 
 def choose(lines: Sequence[Line], count: int) -> list[Line]:
@@ -94,7 +79,7 @@ def choose(lines: Sequence[Line], count: int) -> list[Line]:
     chosen = _spread(pools.pop(None, []), count)
     for i, pool in enumerate(sorted(pools.values(), key=len)):  # room left by a small one goes on
         chosen += _spread(pool, (count - len(chosen)) // (len(pools) - i))
-    return sorted(chosen, key=lambda line: (line.row, line.sample))
+    return sorted(chosen)
 
 
 def _spread(lines: Sequence[Line], count: int) -> list[Line]:
@@ -103,33 +88,28 @@ def _spread(lines: Sequence[Line], count: int) -> list[Line]:
 
 
 class SampleFile(JsonLines):
-    """`samples.jsonl` of one benchmark, to write and read."""
+    """`samples.jsonl` of one benchmark, to write and read. keys: a `Line` for each sample, in the file's order"""
 
     ROW = "a sample"
 
     def __init__(self, path: Path) -> None:
         """Raises ValueError for a line that is not a sample, or that is there twice."""
         super().__init__(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        done: set[Place] = set()
-        for number, ((row, sample), _) in enumerate(self.keys, 1):
+        done: set[tuple[int, int]] = set()
+        for number, (row, sample, *_) in enumerate(self.keys, 1):
             if (row, sample) in done:
                 there = f"row {row}, sample {sample} is there already; remove one of them"
                 raise ValueError(f"{self.path}, line {number}: {there}")
             done.add((row, sample))
 
-    def _key(self, row: Any) -> tuple[Place, bytes]:
+    def _key(self, row: Any) -> Line:
         fields = set(Sample.__annotations__)
         if fields - set(row) - {"rewards"} or set(row) - fields:
             raise ValueError("its fields are not those of a sample")
         if unknown := {row["verdict"], row["plain"]} - {*VERDICTS, None}:
             raise ValueError(f"verdicts are {', '.join(VERDICTS)}, not {unknown.pop()!r}")
-        return (row["row"], row["sample"]), prompt_hash(row["seed"], row["prompt"])
-
-    @property
-    def done(self) -> dict[Place, bytes]:
-        """In the file's order, with the hash of seed and prompt."""
-        return dict(self.keys)
+        what = row["verdict"], row["plain"], row["finish"] == "length", row["response_tokens"]
+        return Line(row["row"], row["sample"], *what, prompt_hash(row["seed"], row["prompt"]))
 
     def append(self, samples: Sequence[Sample]) -> None:
         """Write whole lines, after removing a torn one of a killed process. Raises as `add`."""

@@ -59,10 +59,15 @@ class BenchmarkSet:
         in_mean: whether it counts in the macro and micro mean of all benchmarks
         """
         names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens")
-        official = self.benchmark.rows
+        official, episodes = self.benchmark.rows, dict[str, Any]()
+        if environment := self.benchmark.environment:  # what its episodes depend on
+            settings = {name: value for name, value in vars(environment).items() if name not in Environment.MAY_CHANGE}
+            file = Path(environment.file())
+            of_file = {"path": file.name, "sha256": sha256(file), "stop": list(environment.stop)}
+            episodes = {"environment": {**settings, **of_file}}
         return {
             **{name: getattr(self.benchmark, name) for name in names},
-            **({"environment": _facts(self.benchmark.environment)} if self.benchmark.environment else {}),
+            **episodes,
             "ask": ask,
             "of_group": list(of_group),
             "in_mean": in_mean,
@@ -75,13 +80,6 @@ class BenchmarkSet:
             "whole": len(self.rows) == self.size and official in (None, self.size),
             "notes": list(self.notes),
         }
-
-
-def _facts(environment: Environment) -> dict[str, Any]:
-    """What its episodes depend on."""
-    facts = {name: value for name, value in vars(environment).items() if name not in Environment.MAY_CHANGE}
-    file = Path(environment.file())
-    return {**facts, "path": file.name, "sha256": sha256(file), "stop": list(environment.stop)}
 
 
 def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: bool = True) -> BenchmarkSet:

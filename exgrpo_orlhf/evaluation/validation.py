@@ -102,12 +102,9 @@ class Validation:
         facts = {NAME: self._set.facts(ask=None, of_group=[NAME])}
         results = summarise(model.name, record, facts, {}, {NAME: file}, {}, self._verifier.deciding)
         write_json(folder / RESULTS, results)
-        return {**metrics(results, means=False), **self._greedy(results["benchmarks"][NAME])}
-
-    def _greedy(self, entry: dict[str, Any]) -> dict[str, float]:
-        """Short metric names of a greedy evaluation, in total and by number of operands or steps if they have one."""
-        values = {"eval/lucky_guess_rate": entry["lucky_guess_rate"] or 0.0}
-        if self.settings.temperature == 0:
+        entry = results["benchmarks"][NAME]
+        values = {**metrics(results, means=False), "eval/lucky_guess_rate": entry["lucky_guess_rate"] or 0.0}
+        if settings.temperature == 0:  # short names, in total and by number of operands or steps if they have one
             values["eval/greedy_accuracy"] = entry["avg"]["value"]
             for group, score in entry["by_group"].items():
                 values[f"eval/greedy_accuracy_{group}_{self._level}"] = score["value"]

@@ -105,7 +105,13 @@ def read(
     rates = {question.id[:ID]: question.meta.get(RATE) for question in questions}
     found = map(rates.get, history.ids)
     history.measured = [float(rate) if isinstance(rate, int | float) else None for rate in found]
-    _bound(history)
+    logged = [(q, row) for q, of_question in history.logged.items() for row in of_question]
+    room, history.logged = LOGGED, {}
+    for q, row in sorted(logged, key=lambda of: -of[1]["step"]):  # the newest, as many as fit
+        room -= len(row["prompt"]) + sum(20 * len(response["text"]) for response in row["responses"])
+        if room < 0:
+            break
+        history.logged.setdefault(q, []).append(row)
     _read_buffer(history, buffer, buffer_step, number, decode)
     return history
 
@@ -137,17 +143,6 @@ def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) ->
     for kind in ("evicted", "retired"):
         for question_id in row[kind]:
             add(question_id, kind)
-
-
-def _bound(history: History) -> None:
-    """Keep the newest logged rollouts, as many as fit into LOGGED characters."""
-    rows = [(row["step"], q, row) for q, of_question in history.logged.items() for row in of_question]
-    room, history.logged = LOGGED, {}
-    for _, q, row in sorted(rows, key=lambda logged: -logged[0]):
-        room -= len(row["prompt"]) + sum(20 * len(response["text"]) for response in row["responses"])
-        if room < 0:
-            break
-        history.logged.setdefault(q, []).append(row)
 
 
 def _read_buffer(
@@ -219,9 +214,6 @@ def forgotten_by_step(history: History) -> list[int]:
 
 def shares_by_step(history: History, values: Sequence[int], of: Sequence[int], steps: Sequence[int]) -> list[float]:
     """Per step of the log, the share sum(values) / sum(of); NaN where `of` is 0."""
-    place = {step: i for i, step in enumerate(history.steps)}
-    top, bottom = np.zeros(len(place)), np.zeros(len(place))
-    at = [place[step] for step in steps]
-    np.add.at(top, at, values)
-    np.add.at(bottom, at, of)
+    at = np.searchsorted(history.steps, steps)
+    top, bottom = (np.bincount(at, weights, len(history.steps)) for weights in (values, of))
     return [float(a / b) if b else float("nan") for a, b in zip(top, bottom, strict=True)]

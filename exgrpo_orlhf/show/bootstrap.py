@@ -1,21 +1,17 @@
 """Means over questions with their intervals, by the bootstrap.
 
 The unit is the question: 32 samples of one question are not 32 questions, and only questions are resampled. Intervals
-are 95 % BCa bootstrap intervals (Efron 1987) with three choices, each made by simulation with clustered samples
-(tests/show/test_bootstrap.py repeats it):
+are 95 % BCa bootstrap intervals (Efron 1987) with three choices (tests/show/test_bootstrap.py simulates them):
 
 - The bias constant of BCa is set to the acceleration, its value for a mean. An estimate from resamples of a few equal
   values would be mostly noise.
 - Quantiles are widened as a t interval is wider than a z interval. The degrees of freedom are those of the variance
-  estimate, 2Q / (kurtosis − 1 − skewness²): infinite for values 0 and 1, whose variance follows from their mean, and
-  2.5 Q for uniform values.
+  estimate, 2Q / (kurtosis − 1 − skewness²): infinite for values 0 and 1, and 2.5 Q for uniform ones.
 - Means of few values lie on a lattice, so quantiles interpolate between the midpoints of its steps.
 
-scipy.stats.bootstrap (1.17.1, vectorised) cannot be used instead. On a CPU core it takes 1.3 s for 1,000 resamples of
-one metric of 12,032 questions, and this module 0.04 s for 10,000 resamples of four. For equal values it gives NaN.
-
-A bootstrap of equal values has width 0. There the bound is exact, that of Clopper and Pearson for a value that all Q
-questions have: for 1 correct question of 1 the interval is [0.025, 1].
+Equal values, of which a bootstrap has width 0, have the exact bound of Clopper and Pearson: [0.025, 1] for 1 correct
+question of 1. scipy.stats.bootstrap (1.17.1) gives NaN for them. On a CPU core it takes 1.3 s for 1,000 resamples of
+one metric of 12,032 questions, and this module 0.04 s for 10,000 resamples of four.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ def interval(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: i
 
 def intervals(per_question: npt.ArrayLike, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[Estimate]:
     """The same for several metrics of the same questions, (M, Q), resampled together. Raises as `interval`."""
-    return _bootstrap([checked_shares(per_question)], [1.0], rng, resamples)
+    return _bootstrap([_checked_shares(per_question)], [1.0], rng, resamples)
 
 
 def mean_over(
@@ -63,7 +59,7 @@ def mean_over(
     """
     if not benchmarks:
         raise ValueError("a mean over benchmarks needs at least one")
-    strata = [checked_shares(np.asarray(values)[None]) for values in benchmarks]
+    strata = [_checked_shares(np.asarray(values)[None]) for values in benchmarks]
     sizes = [values.shape[1] if micro else 1 for values in strata]
     return _bootstrap(strata, [size / sum(sizes) for size in sizes], rng, resamples)[0]
 
@@ -136,11 +132,12 @@ def _constant(values: Array) -> bool:
     return float(np.ptp(values)) < 1e-12
 
 
-def checked_shares(values: npt.ArrayLike, shape: str = "(metrics, questions)") -> Array:
-    """A checked table of shares in that shape."""
+def _checked_shares(values: npt.ArrayLike) -> Array:
     array = np.asarray(values, np.float64)
     if array.ndim != 2 or not array.size:
-        raise ValueError(f"expected at least one value a question, in the shape {shape}; got the shape {array.shape}")
+        raise ValueError(
+            f"expected at least one value a question, in the shape (metrics, questions); got the shape {array.shape}"
+        )
     if not np.all((array >= -1e-9) & (array <= 1 + 1e-9)):
         raise ValueError(f"values must be shares from 0 to 1; got {array[~((array >= 0) & (array <= 1))][:3]}")
     return array

@@ -3,17 +3,12 @@
 The unit is the seed: one training run gives one number. Intervals are 95 % t intervals of the mean. Differences are
 paired by seed, so effects of the seed on both runs (order of questions, validation questions) cancel.
 
-The p-value that is corrected and reported is that of the paired t test. It agrees with the interval (0 is outside
-exactly if p < 0.05), it can be small with few seeds, and it is conservative if some seeds collapse
-(test_comparison.py simulates that). The exact sign-flip test is given too. It assumes only that both signs of a
-difference are equally likely. With n seeds there are 2^n sign patterns, so its p-value is never below 2/2^n (0.25 for
-3 seeds, 2/256 = 0.008 for 8).
+The p-value that is corrected and reported is that of the paired t test. It agrees with the interval, and is
+conservative if some seeds collapse (test_comparison.py simulates that). The exact sign-flip test assumes only that both
+signs of a difference are equally likely; with n seeds its p-value is never below 2/2^n (0.25 for 3, 0.008 for 8).
 
-Equal numbers have no spread, so there is no interval and no t test, as with a single seed.
-
-scipy.stats (1.17.1) has no correction of Holm's. Its permutation_test takes 0.9 s on a CPU core for one test of 16
-seeds, and takes equal means for different ones where they differ by rounding: 4 of 600 p-values were wrong, of
-differences of 8 seeds with two digits.
+scipy.stats (1.17.1) has no correction of Holm's, and its permutation_test takes equal means for different ones where
+they differ by rounding: 4 of 600 p-values were wrong, of differences of 8 seeds with two digits.
 """
 
 from __future__ import annotations
@@ -33,37 +28,21 @@ _NO_SPREAD = 1e-12  # a ratio of standard deviation to magnitude below this is r
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over `count` seeds; bounds: its 95 % interval, None for fewer than two seeds, or if all are equal."""
+    """A mean over `count` seeds. bounds: its 95 % interval; p: of the two-sided t test that it is 0 (paired, if it is
+    of differences). Both are None for fewer than two seeds, or if all are equal."""
 
     value: float
     bounds: tuple[float, float] | None
+    p: float | None
     count: int
 
 
-@dataclass(frozen=True)
-class Paired:
-    """A mean difference, tested against 0, two-sided.
-
-    p: paired t test, None if `mean` has no interval; p_exact: sign flips, None for more than EXACT_UP_TO seeds
-    """
-
-    mean: Mean
-    p: float | None
-    p_exact: float | None
-
-
 def mean(values: npt.ArrayLike) -> Mean:
-    """The mean and its interval. values: (n,), n ≥ 1, finite"""
+    """The mean with its interval and its test. values: (n,), n ≥ 1, finite"""
     x = np.asarray(values, np.float64)
     low, high, p = map(float, t_test(x))
-    return Mean(float(x.mean()), None if math.isnan(p) else (low, high), len(x))
-
-
-def paired(differences: npt.ArrayLike) -> Paired:
-    """Test a mean difference. differences: (n,), n ≥ 1, finite, one for each seed"""
-    d = np.asarray(differences, np.float64)
-    p = float(t_test(d)[2])
-    return Paired(mean(d), None if math.isnan(p) else p, _sign_flip(d) if len(d) <= EXACT_UP_TO else None)
+    spread = not math.isnan(p)
+    return Mean(float(x.mean()), (low, high) if spread else None, p if spread else None, len(x))
 
 
 def t_test(values: Array) -> tuple[Array, Array, Array]:
@@ -91,10 +70,13 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def _sign_flip(differences: npt.NDArray[np.float64]) -> float:
-    """The share of all 2^n sign patterns with a mean at least as far from 0 as the observed one, which is included."""
-    sums = np.zeros(1)
-    for d in differences:
-        sums = np.concatenate([sums + d, sums - d])
-    least = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())  # equal but for rounding
+def sign_flip(differences: npt.ArrayLike) -> float | None:
+    """The exact p: the share of all 2^n sign patterns with a mean at least as far from 0 as the observed one, which is
+    one of them. differences: (n,), one for each seed; None for more than EXACT_UP_TO"""
+    d, sums = np.asarray(differences, np.float64), np.zeros(1)
+    if len(d) > EXACT_UP_TO:
+        return None
+    for difference in d:
+        sums = np.concatenate([sums + difference, sums - difference])
+    least = abs(float(d.sum())) - 1e-9 * float(np.abs(d).sum())  # equal but for rounding
     return float(np.mean(np.abs(sums) >= least))

@@ -38,12 +38,6 @@ def plus_minus(mean: Mean | None, unit: float = 1.0) -> str:
     return number(mean.value / unit) + half
 
 
-def difference(mean: Mean) -> tuple[str, str]:
-    """(value, interval), with their signs."""
-    bounds = [number(bound, mean.value, "+") for bound in mean.bounds or ()]
-    return number(mean.value, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
-
-
 def p_value(p: float | None) -> str:
     return NONE if p is None else "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
@@ -57,10 +51,6 @@ def count(runs: int | Sequence[object]) -> str:
 def first_few(names: Sequence[str], most: int = 6) -> str:
     """The first names, and the number of the others."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def short(words: str, most: int) -> str:
-    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def aligned(lines: Sequence[Sequence[str]], left: int, rule: bool = True) -> list[str]:

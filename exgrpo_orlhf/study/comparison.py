@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..show.bootstrap import Array
-from ..show.seeds import Mean, holm, mean, paired
-from ..show.tables import count, first_few, short
+from ..show.seeds import Mean, holm, mean, sign_flip
+from ..show.tables import count, first_few
 from .curve import AXES, Curve, Params, TrackedRun, band, common_range
 
 # What is measured of every run and compared, in the metric's unit: (key, heading).
@@ -61,14 +61,13 @@ class ComparedVariant:
 class VariantDifference:
     """variant − baseline over the common seeds.
 
-    p: paired t test; p_holm: corrected for the variants compared by this measure; p_exact: sign flips, uncorrected
+    p_holm: of the paired t test, corrected for the variants compared by this measure; p_exact: sign flips, uncorrected
     """
 
     variant: str
     measure: str
     seeds: tuple[int, ...]
     mean: Mean
-    p: float | None
     p_holm: float | None
     p_exact: float | None
 
@@ -133,11 +132,12 @@ def _differences(variants: Sequence[ComparedVariant]) -> tuple[VariantDifference
             pairs = zip(variant.seeds, variant.values[measure], strict=True)
             by_seed = {seed: value - of_base[seed] for seed, value in pairs if seed in of_base}
             if by_seed and not any(map(math.isnan, by_seed.values())):
-                tests.append((variant.name, tuple(by_seed), paired([*by_seed.values()])))
-        corrected = holm([test.p for _, _, test in tests])
+                tests.append((variant.name, tuple(by_seed), [*by_seed.values()]))
+        means = [mean(values) for _, _, values in tests]
+        corrected = holm([each.p for each in means])
         differences += [
-            VariantDifference(name, measure, seeds, test.mean, test.p, p_holm, test.p_exact)
-            for (name, seeds, test), p_holm in zip(tests, corrected, strict=True)
+            VariantDifference(name, measure, seeds, each, p_holm, sign_flip(values))
+            for (name, seeds, values), each, p_holm in zip(tests, means, corrected, strict=True)
         ]
     return tuple(differences)
 
@@ -224,7 +224,7 @@ def named_by_settings(runs: Sequence[TrackedRun], variant_of: Callable[[Params],
         differing = [name for name in names if len({values.get(name) for _, values in pairs}) > 1]
         for run, values in pairs:
             words = [f"{name} = {values.get(name, 'not bound')}" for name in differing]
-            label = first_few([short(word, LABEL) for word in words], 4)
+            label = first_few([word if len(word) <= LABEL else word[: LABEL - 1] + "…" for word in words], 4)
             if label != ", ".join(words):  # what is cut may be what differs
                 label += f", {hashlib.blake2b(repr(words).encode(), digest_size=3).hexdigest()}"
             renamed.append(replace(run, variant=f"{run.variant} ({label})") if differing else run)

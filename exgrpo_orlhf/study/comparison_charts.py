@@ -13,8 +13,7 @@ from ..progress import score_name
 from ..show.charts import LINE, PALETTE, SERIES, WIDTH, Chart, curve, dot, drawing, interval, panel, png, svg, wrapped
 from ..show.tables import plus_minus
 from .comparison import MEASURES, Comparison, compare
-from .comparison_tables import UNITS
-from .curve import AXES, logged_curve
+from .curve import AXES, UNITS, logged_curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,15 +1,17 @@
-"""A comparison as tables and remarks, in the terminal, in markdown and as CSV."""
+"""A comparison as tables and remarks, in the terminal, in markdown, as CSV, and with charts as one HTML page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
+from ..show.page import page as filled
 from ..show.seeds import EXACT_UP_TO, Mean
-from ..show.tables import NONE, Table, aligned, csv_text, difference, markdown_table, p_value, plus_minus
-from .comparison import COSTS, MEASURES, Comparison
+from ..show.tables import NONE, Table, aligned, csv_text, markdown_table, number, p_value, plus_minus
+from . import comparison_charts as charts
+from .comparison import COSTS, MEASURES, Comparison, differing_settings
+from .curve import UNITS, TrackedRun
 
-UNITS = {"tokens": ("million tokens", 1e6), "seconds": ("minutes", 60.0), "steps": ("steps", 1.0)}
 VALUES = (
     *("kind", "metric", "measure", "variant", "seed", "seeds", "value", "low", "high"),
     *("p", "p_holm", "p_exact", "collapsed", "engine", "run", "name"),
@@ -39,8 +41,12 @@ def tables(comparison: Comparison) -> tuple[Table, Table | None]:
     rows, headings = [], dict(MEASURES)
     for effect in comparison.differences:
         heading = headings.pop(effect.measure, "")  # a measure is named in its first row
-        ps = map(p_value, (effect.p, effect.p_holm, effect.p_exact))
-        rows.append((heading, effect.variant, str(len(effect.seeds)), *difference(effect.mean), *ps))
+        ps = map(p_value, (effect.mean.p, effect.p_holm, effect.p_exact))
+        bounds = [number(bound, effect.mean.value, "+") for bound in effect.mean.bounds or ()]
+        between = f"[{', '.join(bounds)}]" if bounds else NONE
+        rows.append(
+            (heading, effect.variant, str(len(effect.seeds)), number(effect.mean.value, sign="+"), between, *ps)
+        )
     return of_variants, Table(title, names, tuple(rows), 2)
 
 
@@ -107,7 +113,7 @@ def values_csv(comparisons: Sequence[Comparison]) -> str:
                     rows.append({"kind": "variant", **about, **_mean(mean), "collapsed": len(variant.collapsed)})
         for effect in comparison.differences:
             about = {"metric": comparison.metric, "measure": effect.measure, "variant": effect.variant}
-            tests = {"p": effect.p, "p_holm": effect.p_holm, "p_exact": effect.p_exact}
+            tests = {"p": effect.mean.p, "p_holm": effect.p_holm, "p_exact": effect.p_exact}
             rows.append({"kind": "difference", **about, **_mean(effect.mean), **tests})
     return csv_text(VALUES, rows)
 
@@ -127,3 +133,35 @@ def curves_csv(comparisons: Sequence[Comparison]) -> str:
                 point = dict(zip(("tokens", "seconds", "value"), map(float, numbers), strict=True))
                 rows.append({**run, "run": curve.run.id, "step": int(step), **point})
     return csv_text(CURVES, rows)
+
+
+def page(title: str, about: str, comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
+    """The whole page. about: a line on the source of the runs; notes: those that hold for all comparisons"""
+    variants = max((comparison.variants for comparison in comparisons), key=len)
+    runs, last = _runs(comparisons)
+    return filled(
+        "comparison.html",
+        title=title,
+        about=about,
+        notes=notes,
+        comparisons=comparisons,
+        charts=charts,
+        tables=tables,
+        remarks=remarks,
+        variants=[variant.name for variant in variants],
+        settings=differing_settings(variants)[0],
+        runs=runs,
+        last=last,
+    )
+
+
+def _runs(comparisons: Sequence[Comparison]) -> tuple[list[TrackedRun], dict[str, dict[str, str]]]:
+    """Every run compared, and by its id and metric its last values."""
+    runs: dict[str, TrackedRun] = {}
+    last: dict[str, dict[str, str]] = {}
+    for comparison in comparisons:
+        for curve in (curve for variant in comparison.variants for curve in variant.curves):
+            runs[curve.run.id] = curve.run
+            value = f"{number(curve.final)} at step {curve.steps[-1]:,.0f}{', collapsed' if curve.collapsed else ''}"
+            last.setdefault(curve.run.id, {})[comparison.metric] = value
+    return sorted(runs.values(), key=lambda run: (run.variant, run.seed)), last

@@ -18,6 +18,7 @@ _SUCCESS = re.compile(r"^reward/mean$|^eval/(.*[/_])?(accuracy|pass_at|avg_at|ma
 TOKENS, SECONDS = "cost/generated_tokens", "time/step"  # metrics by which curves are drawn against these
 History = tuple[Array, Array]  # (steps, values), (N,) each, with increasing steps
 AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against
+UNITS = {"tokens": ("million tokens", 1e6), "seconds": ("minutes", 60.0), "steps": ("steps", 1.0)}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Read runs and their curves from an MLflow store: a local database or a tracking server.
 
-Runs are listed by pages and selected by the server's filter. Histories are fetched for the selected runs only, several
-at a time: the requested metrics and the two that the axes need. This uses only MLflow's public client. The bulk
-endpoint of its servers is made for their web page and silently cuts at 25,000 values, and local stores lack it.
+Runs are selected by the server's filter. Histories are fetched for the selected runs only, by MLflow's public client:
+the bulk endpoint of its servers silently cuts at 25,000 values, and local stores lack it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -20,7 +18,7 @@ import numpy as np
 
 from ..redaction import without_password
 from ..show.tables import count, first_few
-from ..tracking.client import all_runs, connect, reading, sqlite_file
+from ..tracking.client import READING, connect, sqlite_file
 from .comparison import named_by_settings, newest
 from .curve import SECONDS, TOKENS, Curve, History, Params, TrackedRun, curve_of
 
@@ -30,14 +28,6 @@ AT_ONCE = 8  # histories
 
 class StoreError(ValueError):
     """The store does not answer, or lacks what was requested. The message names what it has."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """runs: one for each variant and seed; notes: which runs were left out, and why"""
-
-    runs: tuple[TrackedRun, ...]
-    notes: tuple[str, ...]
 
 
 class Store:
@@ -50,13 +40,13 @@ class Store:
             raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
         self.uri, self._uri, self._variant_of = without_password(uri), uri, variant_of
         with self._one_line_errors():
-            self._client = connect(uri, create=False)
+            self._client = connect(uri, create=False, environment=READING)
 
     def select(
         self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None, unfinished: bool
-    ) -> Selection:
-        """The runs to compare: the children of a group (runs with a tag `variant`), else all runs that have a number as
-        last value of one of the metrics.
+    ) -> tuple[list[TrackedRun], list[str]]:
+        """The runs to compare, one for each variant and seed: the children of a group (runs with a tag `variant`), else
+        all runs that have a number as last value of one of the metrics; and notes: which were left out, and why.
 
         more: a further filter in MLflow's language; unfinished: include runs that did not end well
         """
@@ -65,7 +55,10 @@ class Store:
         present = Counter(name for run in listed for name in run.metrics)
         for metric in metrics:
             if metric not in present and listed:
-                raise StoreError(f"none of {count(listed)} has the metric {metric!r}; {_metric_names(metric, present)}")
+                near = get_close_matches(metric, present, 3)  # similar names first, then those of evaluations
+                others = sorted(present.keys() - set(near), key=lambda name: (not name.startswith("eval/"), name))
+                names = first_few([f"{name} ({count(present[name])})" for name in near + others], 12) or "none"
+                raise StoreError(f"none of {count(listed)} has the metric {metric!r}; metrics: {names}")
         notes = []
         if strange := [run.info for run in unnamed if any(metric in run.data.metrics for metric in metrics)]:
             names = first_few([f"{info.run_name} ({info.run_id})" for info in strange])
@@ -87,7 +80,7 @@ class Store:
             if not any(metric in run.metrics for run in chosen):
                 runs = count(len(listed) + (0 if unfinished else len(incomplete)))
                 raise StoreError(f"none of {runs} can be compared by {metric!r}: {'; '.join(notes)}")
-        return Selection(tuple(chosen), (*notes, *repetitions))
+        return chosen, [*notes, *repetitions]
 
     def curves(self, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> dict[str, list[Curve]]:
         """The curves of each metric, of the runs that have it."""
@@ -135,7 +128,12 @@ class Store:
         raise StoreError(f"{self.uri} has no experiment {name!r}{deleted}; the nearest are {nearest}")
 
     def _pages(self, where: str, clauses: str) -> Iterator[Any]:
-        return all_runs(self._client, where, clauses, PAGE)
+        token = None
+        while True:
+            runs = self._client.search_runs([where], clauses, max_results=PAGE, page_token=token)
+            yield from runs
+            if not (token := runs.token):
+                return
 
     def _history(self, run: TrackedRun, name: str) -> History:
         """Of several values at a step the latest one."""
@@ -171,15 +169,7 @@ class Store:
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            with reading():
-                yield
+            yield
         except (MlflowException, SQLAlchemyError, OSError) as error:
             first = str(error).strip().partition("\n")[0][:600].replace(self._uri, self.uri)
             raise StoreError(f"MLflow at {self.uri}: {first}") from error
-
-
-def _metric_names(metric: str, present: Counter[str]) -> str:
-    """The metrics that exist: similar names first, then those of evaluations."""
-    near = get_close_matches(metric, present, 3)
-    names = near + sorted((name for name in present if name not in near), key=lambda n: (not n.startswith("eval/"), n))
-    return f"metrics: {first_few([f'{name} ({count(present[name])})' for name in names], 12) or 'none'}"

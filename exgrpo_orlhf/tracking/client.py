@@ -8,7 +8,6 @@ import logging
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,8 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",  # seconds, which training waits
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-READING = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}  # nothing waits but the reader
-
+# Of a process that only reads: nothing waits but the reader, and a busy server has the time it needs.
+READING = {**MLFLOW_ENVIRONMENT, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
 SCHEMES = ("file", "http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 
@@ -56,12 +55,12 @@ def address(settings: Tracking, default: str) -> str:
     return uri
 
 
-def connect(uri: str, create: bool = True) -> MlflowClient:
+def connect(uri: str, create: bool = True, environment: Mapping[str, str] = MLFLOW_ENVIRONMENT) -> MlflowClient:
     """A client of a tracking server or database; MLflow's import takes seconds.
 
-    create: make an SQLite database that does not exist
+    create: make an SQLite database that does not exist; environment: set where the user has not set it
     """
-    for name, value in MLFLOW_ENVIRONMENT.items():
+    for name, value in environment.items():
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
 
@@ -73,17 +72,6 @@ def connect(uri: str, create: bool = True) -> MlflowClient:
     if create:
         create_sqlite(uri)
     return MlflowClient(tracking_uri=uri)
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Within this context a busy server has the time it needs, unless the user has said how much."""
-    ours = {name: value for name, value in MLFLOW_ENVIRONMENT.items() if os.environ.get(name) == value}
-    os.environ.update({name: READING.get(name, value) for name, value in ours.items()})
-    try:
-        yield
-    finally:
-        os.environ.update(ours)
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
@@ -146,17 +134,6 @@ def tagged_run(client: MlflowClient, experiments: Sequence[str], tag: str, value
     """A run of these experiments with this tag; None if there is none."""
     runs = client.search_runs(list(experiments), filter_string=f"tags.{tag} = '{value}'", max_results=1)
     return runs[0] if runs else None
-
-
-def all_runs(client: MlflowClient, experiment: str, query: str, page: int = 1000) -> Iterator[Run]:
-    """Every run of an experiment that passes a filter. page: runs of one request"""
-    token = None
-    while True:
-        runs = client.search_runs([experiment], query, max_results=page, page_token=token)
-        yield from runs
-        token = runs.token
-        if not token:
-            return
 
 
 def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -> None:

@@ -12,8 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..files import write
 from ..settings import Tracking
@@ -25,24 +24,16 @@ SENT = "trackers.json"  # in a run's folder: the log's identity, and by tracker 
 _WRITES_AT_ONCE = ("tensorboard",)
 
 
-class _Session(NamedTuple):
-    """What a tracker is started with. identity: of the log, which stays when the run goes on; sent: steps up to it"""
-
-    name: str
-    folder: Path
-    identity: str
-    sent: int
-
-
-# Of accelerate's class for each tracker; the project is Tracking.experiment.
-_ARGUMENTS: dict[str, Callable[[_Session], dict[str, Any]]] = {
-    "wandb": lambda run: {"name": run.name, "id": run.identity, "resume": "allow", "dir": str(run.folder)},
-    # Events of later steps, which a killed run has written and not noted, are hidden.
-    "tensorboard": lambda run: {"logging_dir": str(run.folder), "purge_step": run.sent + 1},
-    "trackio": lambda run: {"name": run.name, "resume": "allow"},
-    "swanlab": lambda run: {"name": run.name, "id": run.identity, "resume": "allow", "log_dir": str(run.folder)},
-    "comet_ml": lambda run: {"experiment_key": run.identity, "mode": "get_or_create"},
-}
+def _arguments(name: str, folder: str, identity: str, sent: int) -> dict[str, dict[str, Any]]:
+    """Of accelerate's class for each tracker; the project is Tracking.experiment. sent: it has the steps up to it"""
+    return {
+        "wandb": {"name": name, "id": identity, "resume": "allow", "dir": folder},
+        # Events of later steps, which a killed run has written and not noted, are hidden.
+        "tensorboard": {"logging_dir": folder, "purge_step": sent + 1},
+        "trackio": {"name": name, "resume": "allow"},
+        "swanlab": {"name": name, "id": identity, "resume": "allow", "log_dir": folder},
+        "comet_ml": {"experiment_key": identity, "mode": "get_or_create"},
+    }
 
 
 class OtherTrackers:
@@ -108,11 +99,12 @@ class OtherTrackers:
                     self._sent[name] = int(before["steps"].get(name, -1))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{self._file} is damaged; without it all steps are sent again") from error
-        session = _Session(self._run_name, self._log.path.parent, self._log.identity, self._sent[name])
+        sent = self._sent[name]
+        arguments = _arguments(self._run_name, str(self._log.path.parent), self._log.identity, sent)
         project = "tensorboard" if name == "tensorboard" else self._project  # its folder's name in the run's
-        tracker: Any = tracking.LOGGER_TYPE_TO_CLASS[name](project, **_ARGUMENTS[name](session))
+        tracker: Any = tracking.LOGGER_TYPE_TO_CLASS[name](project, **arguments[name])
         tracker.start()
-        if session.sent < 0:
+        if sent < 0:
             tracker.store_init_configuration(dict(self._params))
         self._trackers[name] = tracker
         return tracker

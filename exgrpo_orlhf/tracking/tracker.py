@@ -1,11 +1,10 @@
 """Sends a run's metrics from `metrics.jsonl` to MLflow, in the main flow and without stopping training.
 
-The log is the record, and is written first. After a step there is one attempt to send what MLflow lacks. Once it has
-failed there is no other before the next checkpoint or the end of the run, so a server that does not answer costs one
-timeout a checkpoint. Every step carries the metric `train/step` in the same atomic call, and its highest value is read
-back from the server at each (re)connection. So the steps of an outage are sent later, and no step is logged twice: not
-after a kill, and not when the log was cut back to a checkpoint and the same steps ran again. The curve of a supervised
-start, which counts steps of its own, goes the same way with `supervised/step`.
+The log is the record, and is written first. After a failure there is no other attempt before the next checkpoint or the
+end of the run, so a server that does not answer costs one timeout a checkpoint. Every step carries the metric
+`train/step` in the same atomic call, and its highest value is read back at each (re)connection. So the steps of an
+outage are sent later, and no step is logged twice: not after a kill, and not when the log was cut back to a checkpoint.
+The curve of a supervised start, which counts steps of its own, goes the same way with `supervised/step`.
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ def greedy_by_transformers(folder: Path, requests: Sequence[Request]) -> list[st
 
 
 def all_responses(
-    sampler: Sampler, requests: Sequence[Request], done: Collection[Key] = (), **playing: Any
+    sampler: Sampler, requests: Sequence[Request], done: Collection[Key] = (), **episodes: Any
 ) -> dict[Key, Response]:
-    portions = respond(sampler, requests, done, byte_tokenizer(), **playing)
+    portions = respond(sampler, requests, done, byte_tokenizer(), **episodes)
     responses = [response for portion in portions for response in portion]
     assert len({response.request.key for response in responses}) == len(responses), "an answer came twice"
     return {response.request.key: response for response in responses}

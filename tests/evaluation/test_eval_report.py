@@ -286,7 +286,7 @@ def test_what_is_chosen_holds_every_failure_and_is_even_beyond(folders):
     assert set(few) <= set(must)
     assert {line.verdict for line in samples} == set(VERDICTS)
     kinds = [("timeout", "timeout")] * 60 + [("correct", "wrong")] * 20 + [("correct", None)] * 220
-    every = [Line(i, i, 0, verdict, plain, False, 10) for i, (verdict, plain) in enumerate(kinds)]
+    every = [Line(i, 0, verdict, plain, False, 10, b"") for i, (verdict, plain) in enumerate(kinds)]
     assert Counter(line.row < 80 for line in choose(every, 90)) == {True: 80, False: 10}, "failures before evenness"
 
 
@@ -320,7 +320,7 @@ def test_what_cannot_be_reported_is_refused_by_name_and_leaves_the_old_page(fold
         with pytest.raises(ValueError, match=message):
             write_report([copy], out)
     path.unlink()
-    with pytest.raises(ValueError, match=r"math500/samples\.jsonl does not exist"):
+    with pytest.raises(ValueError, match=r"math500/samples\.jsonl holds 0 samples"):
         write_report([copy], out)
     assert out.read_bytes() == before
     write_report(folders[:1], out)

@@ -266,7 +266,7 @@ def test_an_evaluation_that_is_not_complete_reports_how_many_of_its_responses_th
     chains("--limit", 10, "--samples", 2)
     path = tmp_path / "chains" / "samples.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
-    message = "chains was extended and did not come to its end; continue that first (chains 6/20 responses)"
+    message = f"{path} holds 6 samples, results.json counts 20 (2 for each of 10 questions): run or regrade the"
     assert message in bench("regrade", tmp_path, status=2)
     other = ("--benchmarks", "chains_beyond", *HERE, "--limit", 2, "--out", tmp_path)
     assert message in bench("--model", warm_model, *other, status=2), "before it generates"

@@ -138,7 +138,7 @@ def test_the_doctor_finds_the_pretrained_model_below_two_starts(raw_model):
         *("first/SupervisedModel.model = @PretrainedModel()", f"PretrainedModel.path = {str(raw_model)!r}"),
         "SupervisedModel.examples = @ModularChains()",
     ]
-    assert tiny.bound_model(["baselines/sft.gin"], bindings) == str(raw_model)
+    assert tiny.bound_model(["baselines/sft.gin"], bindings)[0] == str(raw_model)
 
 
 @pytest.mark.parametrize("setting", ["questions", "model", "validation"])

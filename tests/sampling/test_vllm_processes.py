@@ -31,7 +31,7 @@ from transformers import AutoTokenizer
 
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.environments.playing import Player
-from exgrpo_orlhf.evaluation.responses import Playing, Response
+from exgrpo_orlhf.evaluation.responses import Response
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.sampling import EngineLost
@@ -149,15 +149,15 @@ def test_episodes_are_those_of_transformers(engine, folder, tmp_path):
         PromptEncoder(Prompts("plain"), tokenizer),
         60,
     )
-    questions = {("set", row): Question.make("set", f"{row}-and-some-more", "") for row in range(16)}
+    questions = {row: Question.make("set", f"{row}-and-some-more", "") for row in range(16)}
     requests = [
-        replace(request(0, 0.0, 60), key=(*key, 0), prompt_ids=player.prompts.encode(one))
-        for key, one in questions.items()
+        replace(request(0, 0.0, 60), key=("set", row, 0), prompt_ids=player.prompts.encode(one))
+        for row, one in questions.items()
     ]
-    playing = Playing({"set": player}, questions)
+    episodes = {"set": (player, questions)}
     try:
         by_vllm, by_transformers = (
-            texts(all_responses(each, requests, playing=playing)) for each in (engine, loop_sampler(folder))
+            texts(all_responses(each, requests, episodes=episodes)) for each in (engine, loop_sampler(folder))
         )
     finally:
         close_workers()  # the test of what stays behind comes later

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.evaluation.at_k import avg_at_k, pass_at_k
+from exgrpo_orlhf.evaluation.at_k import pass_at_k
 from exgrpo_orlhf.show.bootstrap import Estimate, interval, intervals, mean_over
 
 REPEATS = 1000  # a coverage of 95 % is measured with a standard error of 0.7 %
@@ -41,7 +41,7 @@ def coverage(draw, truth: float, repeats: int = REPEATS) -> float:
 )
 def test_intervals_cover_the_true_score(questions, k, mean):
     """Also one near an end, and one of few questions."""
-    share = coverage(lambda rng: interval(avg_at_k(clustered(rng, questions, k, mean)), rng, RESAMPLES), mean)
+    share = coverage(lambda rng: interval(clustered(rng, questions, k, mean).mean(axis=1), rng, RESAMPLES), mean)
     assert 0.93 <= share <= 0.97
 
 
@@ -51,7 +51,7 @@ def test_intervals_of_pass_at_k_and_of_a_macro_mean_cover():
     passed = lambda rng: interval(pass_at_k(clustered(rng, 100, 8).sum(axis=1), 8, 4), rng, RESAMPLES)
     assert 0.93 <= coverage(passed, truth) <= 0.97
     sets = [(30, 8, 0.2), (20, 32, 0.5), (100, 1, 0.8)]
-    macro = lambda rng: mean_over([avg_at_k(clustered(rng, *one)) for one in sets], rng, RESAMPLES)
+    macro = lambda rng: mean_over([clustered(rng, *one).mean(axis=1) for one in sets], rng, RESAMPLES)
     assert 0.93 <= coverage(macro, 0.5) <= 0.97
 
 
@@ -59,7 +59,7 @@ def test_macro_and_micro_means_by_hand_and_the_mean_over_one_benchmark_is_its_in
     benchmarks = [[0, 1], [1, 1, 1, 0.5, 1, 0]]
     assert mean_over(benchmarks, seeded()).value == pytest.approx((1 / 2 + 3 / 4) / 2)
     assert mean_over(benchmarks, seeded(), micro=True).value == pytest.approx(5.5 / 8)
-    values = avg_at_k(clustered(seeded(3), 50, 8))
+    values = clustered(seeded(3), 50, 8).mean(axis=1)
     alone = interval(values, seeded())
     assert mean_over([values], seeded()) == alone == mean_over([values], seeded(), micro=True)
 
@@ -72,7 +72,7 @@ def test_equal_values_get_the_exact_bound_and_widen_a_mean():
     assert interval([1], seeded()) == Estimate(1, pytest.approx(0.025), 1)
     half = interval([0.5] * 20, seeded())
     assert (half.low, half.high) == (pytest.approx(0.5 - bound / 2), pytest.approx(0.5 + bound / 2))
-    solved = avg_at_k(clustered(seeded(1), 500, 1))
+    solved = clustered(seeded(1), 500, 1).mean(axis=1)
     alone, both = interval(solved, seeded()), mean_over([solved, [0] * 20], seeded())
     assert both.high - both.value == pytest.approx(math.hypot((alone.high - alone.value) / 2, bound / 2), rel=0.02)
     assert both.value - both.low == pytest.approx((alone.value - alone.low) / 2, rel=0.02)

@@ -13,7 +13,7 @@ from study_builders import made
 
 from exgrpo_orlhf.config import variant_of
 from exgrpo_orlhf.show import seeds, tables
-from exgrpo_orlhf.study import comparison_charts, comparison_page, comparison_tables
+from exgrpo_orlhf.study import comparison_charts, comparison_tables
 from exgrpo_orlhf.study.comparison import ComparisonError, compare, differing_settings, named_by_settings
 from exgrpo_orlhf.study.curve import band
 
@@ -73,23 +73,23 @@ def test_intervals_and_p_values_are_those_of_the_textbook(count):
     rng = np.random.default_rng(count)
     for _ in range(5):
         d = rng.normal(0.3, 1, count)
-        test = seeds.paired(d)
+        test = seeds.mean(d)
         error, t = d.std(ddof=1) / math.sqrt(count), scipy.stats.t(count - 1)
         low, high = (d.mean() + sign * t.ppf(0.975) * error for sign in (-1, 1))
-        assert (*test.mean.bounds, test.p) == pytest.approx((low, high, 2 * t.sf(abs(d.mean()) / error)))
+        assert (*test.bounds, test.p) == pytest.approx((low, high, 2 * t.sf(abs(d.mean()) / error)))
         assert (test.p < 0.05) == (not low < 0 < high)
         flips = scipy.stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=2**count)
-        assert test.p_exact == pytest.approx(flips.pvalue)
-    assert seeds.paired(np.arange(1.0, count + 1)).p_exact == 2 / 2**count
+        assert seeds.sign_flip(d) == pytest.approx(flips.pvalue)
+    assert seeds.sign_flip(np.arange(1.0, count + 1)) == 2 / 2**count
 
 
 def test_no_spread_has_no_interval_and_no_t_test():
     for values in ([0.4], [0.1 + 0.2, 0.3, 0.3], [0.0, 0.0]):
-        test = seeds.paired(values)
-        assert (test.mean.bounds, test.p) == (None, None)
-    assert seeds.paired([0.0, 0.0]).p_exact == 1
-    assert seeds.paired([0.3]).p_exact == 1
-    assert seeds.paired(np.arange(17.0)).p_exact is None
+        test = seeds.mean(values)
+        assert (test.bounds, test.p) == (None, None)
+    assert seeds.sign_flip([0.0, 0.0]) == 1
+    assert seeds.sign_flip([0.3]) == 1
+    assert seeds.sign_flip(np.arange(17.0)) is None
 
 
 @pytest.mark.parametrize("count", [3, 8])
@@ -133,7 +133,7 @@ def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
     assert any("measured once only" in note and "c, seed 0" in note for note in once.notes)
     assert "NaN" not in comparison_tables.values_csv([comparison, once]).replace("nan", "NaN")
     for shown in (comparison, once):
-        assert comparison_page.page("t", "a", [shown], []).startswith("<!doctype html>")
+        assert comparison_tables.page("t", "a", [shown], []).startswith("<!doctype html>")
         assert comparison_charts.picture([shown]).startswith(b"\x89PNG")
 
 
@@ -162,7 +162,7 @@ def noisy(seeds: int) -> list:
 
 def test_bands_intervals_and_dots_lie_wholly_in_the_plot():
     comparison = compare(METRIC, noisy(3), "on_policy")
-    text = comparison_page.page("t", "a", [comparison], [])
+    text = comparison_tables.page("t", "a", [comparison], [])
     kinds = {"learning": ("band", "curve", "thin"), "finals": ("spread", "mean", "dot")}
     for kind, classes in kinds.items():
         for chart in drawn_charts(text, kind):
@@ -180,7 +180,7 @@ def test_bands_intervals_and_dots_lie_wholly_in_the_plot():
 
 def test_a_band_much_wider_than_the_curves_leaves_them_legible_and_is_clipped_and_said():
     wide = compare(METRIC, [made("a", seed, [0.1, 0.4 + 0.4 * seed]) for seed in (0, 1)], None)  # ± 12.7 · 0.2
-    text = comparison_page.page("t", "a", [wide], [])
+    text = comparison_tables.page("t", "a", [wide], [])
     assert "A band that reaches the edge of a plot goes on beyond it." in text
     for chart in drawn_charts(text, "learning"):
         _, top, _, bottom = plot(chart)
@@ -196,7 +196,7 @@ def test_a_band_much_wider_than_the_curves_leaves_them_legible_and_is_clipped_an
 
 def test_the_names_of_variants_are_whole_in_every_chart():
     comparison = compare(METRIC, noisy(2), "on_policy")
-    text = comparison_page.page("t", "a", [comparison], [])
+    text = comparison_tables.page("t", "a", [comparison], [])
     longest = max((variant.name for variant in comparison.variants), key=len)
     for kind in ("finals", "differences"):
         (chart,) = drawn_charts(text, kind)

@@ -176,7 +176,7 @@ def test_an_error_is_said_once_stops_nothing_and_the_steps_come_at_the_next_chec
 def test_a_tracker_that_is_not_known_or_not_installed_is_refused_before_the_run(raw_model, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"Tracking.also takes 'wandb', .*; got \('wandbb',\)"):
         Tracking(also=("wandbb",))
-    assert Tracking(also=tuple(others._ARGUMENTS)), "each that has arguments can be bound"
+    assert Tracking(also=tuple(others._arguments("", "", "", 0))), "each that has arguments can be bound"
     monkeypatch.setattr(others, "find_spec", lambda name: None if name == "swanlab" else object())
     with pytest.raises(ValueError, match=r"Tracking.also = \('swanlab',\): pip install swanlab"):
         train_small(raw_model, tmp_path / "run", "Tracking.also = ('swanlab',)")
