@@ -142,14 +142,15 @@ def write_rows(path: Path, rows: Sequence[int], out: Path, column: str = "", val
             pq.write_table(table.append_column(column, pa.array(values)) if values else table, partial)
         elif path.suffix == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as file, partial.open("w", -1, "utf-8", newline="") as to:
-                header, *records = csv.reader(file, strict=True)
-                own = [[column], *([value] for value in values)] if values else [[]] * (len(rows) + 1)
-                kept = [header, *(records[row] for row in rows)]
-                csv.writer(to).writerows([*record, *more] for record, more in zip(kept, own, strict=True))
+                header, *values_of = csv.reader(file, strict=True)
+                kept = [header, *(values_of[row] for row in rows)]
+                for record, value in zip(kept, [column, *values], strict=True) if values else ():
+                    record.append(str(value))
+                csv.writer(to).writerows(kept)
         else:
-            lines = path.read_bytes().split(b"\n")  # numbers stay as they are written
-            kept = [lines[row] for row in rows]
+            records = path.read_bytes().split(b"\n")  # numbers stay as they are written
+            lines = [records[row] for row in rows]
             if values:
                 ends = [f", {json.dumps(column)}: {value}}}".encode() for value in values]
-                kept = [line.rstrip().removesuffix(b"}") + end for line, end in zip(kept, ends, strict=True)]
-            partial.write_bytes(b"".join(line + b"\n" for line in kept))
+                lines = [line.rstrip().removesuffix(b"}") + end for line, end in zip(lines, ends, strict=True)]
+            partial.write_bytes(b"".join(line + b"\n" for line in lines))

@@ -26,7 +26,6 @@ from ..records import Grade, Message, Question
 from ..settings import Count, Natural, Share, check, require
 from .made_questions import (
     OPERATIONS,
-    OPERATORS,
     SHOWN,
     VALIDATION_ONE_IN,
     MadeQuestions,
@@ -36,6 +35,7 @@ from .made_questions import (
 )
 
 SOURCE = "modular_chains"
+OPERATORS = "+-*"
 Fact = tuple[int, str, int]  # left operand, operator, right operand
 FACTS: tuple[Fact, ...] = tuple(itertools.product(range(10), OPERATORS, range(10)))  # all 300
 split_of = partial(split_by_hash, task=b"chain split")  # prompt of one chain → the split it belongs to
@@ -46,7 +46,7 @@ _PROMPT = re.compile(r"[0-9](?:[-+*][0-9])+(?:;[0-9](?:[-+*][0-9])+)*=")
 def result(fact: Fact) -> int:
     """The right value of one step, 0 to 9."""
     left, operator, right = fact
-    return OPERATIONS[operator](left, right) % 10
+    return int(OPERATIONS[operator](left, right) % 10)
 
 
 def draw_question(rng: np.random.Generator, operands: int, split: Split, together: int = 1) -> Question:
@@ -107,6 +107,7 @@ class ModularChains(MadeQuestions):
         a validation question
     """
 
+    UNIT = "operands"
     count: Count = 640
     operands: Operands = (3, 4, 5, 6, 7)
     seed: Natural = 0
@@ -123,15 +124,12 @@ class ModularChains(MadeQuestions):
             require(
                 share <= most,
                 f"ModularChains.count must ask for at most {most} distinct {self.split} questions with "
-                f"{self._named(operands)} (half of those there are), got {self.count}, which asks for {share}",
+                f"{operands} operands (half of those there are), got {self.count}, which asks for {share}",
             )
 
     @property
     def levels(self) -> tuple[int, ...]:
         return self.operands
-
-    def _named(self, level: int) -> str:
-        return f"{level} operands"
 
     def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str]:
         question = draw_question(rng, level, self.split, self.together)
