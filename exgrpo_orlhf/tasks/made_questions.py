@@ -16,7 +16,7 @@ from ..settings import Bound, check
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv
 }  # fmt: skip
-SHOWN = 200  # characters of an extracted answer
+SHOWN = 200  # characters of an extracted answer, or of a reason
 _DRAWS = 20_000  # after that many draws without a new question (about two seconds) there are taken to be no more
 VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
 

@@ -7,9 +7,6 @@ an exact check of the reasoning, and a correct answer without it is a lucky gues
 Several chains can be asked together, separated by `;`. The right response has the reasoning of each, with its result,
 then all results: `7+5;2*3=` has `7+5=2;#2;2*3=6;#6;#26`. The answer is the results without a separator, `26`, so that a
 guess of the last digit is right for one chain only.
-
-`Beliefs` says which of the 300 single-step facts a flawed reasoner gets wrong. After a wrong step it continues from the
-wrong value: its reasoning is consistent, but based on false facts.
 """
 
 from __future__ import annotations
@@ -138,7 +135,7 @@ class ModularChains(MadeQuestions):
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What a flawed reasoner believes.
+    """What a flawed reasoner believes. After a wrong step it continues from the wrong value.
 
     false_share: share of the 300 single-step facts that are believed false, each with one fixed wrong value
     strength: probability that the false value of such a fact is written; otherwise the right one
