@@ -14,7 +14,7 @@ import numpy as np
 from .environments.environment import Environment
 from .files import sha256
 from .objective import GroupAdvantages, MixedPolicyLoss
-from .questions.fresh_sampler import FreshSampler
+from .questions.fresh import FreshSampler
 from .questions.prompts import Prompts
 from .records import Question
 from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector

@@ -35,7 +35,7 @@ from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import sha256, write, write_json
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
-from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_with, write_without
+from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_rows
 from exgrpo_orlhf.questions.prepare import prepare, read_manifest
 from exgrpo_orlhf.questions.question_files import RATE, column_names
 
@@ -110,8 +110,9 @@ def _check_overlap(arguments: argparse.Namespace) -> int:
     if arguments.write_clean and len(report.train_rows) == report.rows:
         raise ValueError(f"every row of {train.path} overlaps: {arguments.write_clean} would be empty, and is not made")
     if arguments.write_clean:
-        write_without(train.path, report.train_rows, arguments.write_clean)
-        print(f"{report.rows - len(report.train_rows):,} rows written to {arguments.write_clean}")
+        clean = [row for row in range(report.rows) if row not in report.train_rows]
+        write_rows(train.path, clean, arguments.write_clean)
+        print(f"{len(clean):,} rows written to {arguments.write_clean}")
     return 0
 
 
@@ -152,7 +153,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     )
     if not kept:
         raise ValueError(f"no row of {file} is in {low:g} to {high:g}: {arguments.write_kept} is not made")
-    write_with(file, RATE, kept, arguments.write_kept)
+    rows = sorted(kept)
+    write_rows(file, rows, arguments.write_kept, RATE, [kept[row] for row in rows])
     print(f"{len(kept):,} rows written to {arguments.write_kept}, each with its {RATE}")
     return 0
 

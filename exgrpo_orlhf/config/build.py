@@ -35,7 +35,7 @@ from ..models.supervised_start import SupervisedFile, SupervisedModel
 from ..models.tiny_models import ChainModel, GymModel
 from ..objective import GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
-from ..questions.fresh_sampler import FreshSampler
+from ..questions.fresh import FreshSampler
 from ..questions.prompts import Prompts
 from ..redaction import redacted
 from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector

@@ -87,10 +87,6 @@ def _stand_in() -> None:
 def load(settings: Mapping[str, str]) -> tuple[str, Callable[[dict[str, Any]], Reply]]:
     """What answers the calls of an episode of the file at 'path'. Raises UserFileError that says why nothing does."""
     file = Path(settings["path"]).expanduser().absolute()  # as tracebacks name it
-    return "", Agent(_agent_class(file), file).answer
-
-
-def _agent_class(file: Path) -> type:
     _stand_in()
     module = load_file(file, "environment")
     agents: set[type]
@@ -113,7 +109,7 @@ def _agent_class(file: Path) -> type:
             f"{file.name}: expected an AgentExecutor, or one class with the methods reset(states) and step(states); "
             f"classes with a step: {names}"
         )
-    return agents.pop()
+    return "", Agent(agents.pop(), file).answer
 
 
 class Agent:

@@ -46,7 +46,7 @@ class Environment:
     def __post_init__(self) -> None:
         check(Environment, vars(self))
         require(
-            self.path is None or (isinstance(self.path, str) and self.path.endswith(".py")),
+            self.path is None or self.path.endswith(".py"),
             f"Environment.path must be the name of a .py file, or None; got {self.path!r}",
         )
         require(
@@ -54,15 +54,13 @@ class Environment:
             f"Environment.recheck_every = {self.recheck_every!r} needs an environment: bind Environment.path",
         )
         require(
-            isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop),
+            all(isinstance(text, str) and text for text in self.stop),
             f"Environment.stop must be a tuple of texts, none of them empty, such as ('</call>',); got {self.stop!r}",
         )
 
     def server(self) -> ForkServer:
         """This process's, made at its first use: a worker of it plays an episode, whose first call is the reset and has
-        a "seed". Raises ValueError where there is no environment."""
-        if self.path is None:
-            raise ValueError("Environment.path is None: there is no environment to run")
+        a "seed"."""
         return kept((self.file(), self.memory), self._server)
 
     def _server(self) -> ForkServer:

@@ -5,15 +5,14 @@ call. It is graded as a response without calls would be (tasks/word_problems.py)
 
 from __future__ import annotations
 
-import operator
 import re
 from typing import Any
 
 from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.tasks.made_questions import OPERATIONS
 from exgrpo_orlhf.tasks.word_problems import SOURCE, grade
 
 _CALL = re.compile(r"<calc>\s*(\d{1,6})\s*([-+*/])\s*(\d{1,6})\s*</calc>$")
-_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 
 class Calculator:
@@ -35,4 +34,4 @@ class Calculator:
 def _result(left: str, sign: str, right: str) -> str:
     if sign == "/" and (int(right) == 0 or int(left) % int(right)):
         return "?"
-    return str(_OPERATIONS[sign](int(left), int(right)))
+    return str(OPERATIONS[sign](int(left), int(right)))

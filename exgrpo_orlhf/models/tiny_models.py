@@ -27,8 +27,8 @@ from ..engines.rows import ForwardRow, padded
 from ..lazy import torch, transformers
 from ..settings import Bound, Count, Natural, Share, check, require
 from ..tasks import modular_chains, reasoning_gym
-from ..tasks.made_questions import OPERATORS, Operands
-from ..tasks.modular_chains import PRESETS, Beliefs
+from ..tasks.made_questions import Operands
+from ..tasks.modular_chains import OPERATORS, PRESETS, Beliefs
 from ..tasks.reasoning_gym import ReasoningGym
 from .optimiser_steps import optimiser_steps
 

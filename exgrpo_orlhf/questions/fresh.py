@@ -1,18 +1,57 @@
-"""Fresh questions: endless epochs over the question set, in an order that a checkpoint can continue."""
+"""Fresh questions: epoch by epoch, in an order that a checkpoint can continue, or drawn by their latest accuracy.
+
+What Prompt Replay (arXiv 2603.21177), VCRL (arXiv 2509.19803), GRESO (arXiv 2506.02177) and SPO (arXiv 2509.13232) have
+in common: a question whose answers were all right or all wrong gives no gradient, so questions with an accuracy between
+are asked more often, the others now and then, and none twice in a short time.
+"""
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from ..records import Question, RolloutGroup
+from ..settings import Natural, Positive, check, require
 from . import fingerprint
 
 log = logging.getLogger(__name__)
+_REST = 1e6  # above the logarithm of any weight with its noise
+
+
+@dataclass(frozen=True)
+class FreshSampler:
+    """How fresh questions are drawn.
+
+    by: 'epoch': every question once, then again in another order. 'accuracy': each batch anew, without repetition, with
+        weights p(1−p) + floor, where p is the question's latest accuracy over its fresh rollouts; a question without
+        one yet counts as p = 1/2
+    floor: above 0, so that a question that was always or never solved is asked again
+    cooldown: steps for which a question rests after one in which it was asked. If too few others are left, those that
+        have rested longest come
+    """
+
+    by: Literal["epoch", "accuracy"] = "epoch"
+    floor: Positive = 0.05
+    cooldown: Natural = 0
+
+    def __post_init__(self) -> None:
+        check(FreshSampler, vars(self))
+        require(
+            self.by == "accuracy" or self.cooldown == 0,
+            f"FreshSampler.cooldown belongs to FreshSampler.by = 'accuracy', got {self.cooldown!r} with {self.by!r}",
+        )
+
+    def over(self, questions: Sequence[Question], rng: np.random.Generator) -> FreshQuestions:
+        """The source of fresh questions. Raises ValueError for an empty set or an id that occurs twice."""
+        if self.by == "epoch":
+            return FreshQuestions(questions, rng)
+        return WeightedQuestions(questions, rng, self.floor, self.cooldown)
 
 
 class FreshQuestions:
@@ -111,3 +150,76 @@ class FreshQuestions:
                 f"the checkpoint was made with another question set (fingerprint {state['fingerprint']}, now "
                 f"{self._fingerprint}): its cursor of consumed questions would point to other ones"
             )
+
+
+class WeightedQuestions(FreshQuestions):
+    """Draws questions by their latest accuracy (`FreshSampler`). The epoch is the number of draws over that of
+    questions, rounded down."""
+
+    def __init__(self, questions: Sequence[Question], rng: np.random.Generator, floor: float, cooldown: int) -> None:
+        super().__init__(questions, rng)
+        self._place = {question.id: i for i, question in enumerate(questions)}
+        self._floor, self._cooldown = floor, cooldown
+        self._accuracy = np.full(len(questions), np.nan, np.float16)  # (Q,) the latest; NaN: not known yet
+        self._resting: dict[int, int] = {}  # place → the last step of its rest
+
+    def draw(self, n: int, exclude: Collection[str], retired: Collection[str], step: int) -> list[Question]:
+        """n questions for that step, no two the same and none of `exclude` or `retired`; fewer if the set has no more.
+
+        Retired questions return where all are. The rest of a question begins when it is drawn: with
+        train.generate_ahead the next step's are drawn before this step's are observed.
+        """
+        # Gumbel noise on the logarithms: the n largest are a draw without replacement in proportion to the weights.
+        p = np.where(np.isnan(self._accuracy), 0.5, self._accuracy.astype(np.float64))  # (Q,)
+        keys = np.log(p * (1 - p) + self._floor) + self._rng.gumbel(size=len(p))
+        if self._resting:
+            places, until = (np.fromiter(x, np.int64) for x in (self._resting.keys(), self._resting.values()))
+            keys[places] -= _REST * np.maximum(until - step + 1, 0)
+        if retired and len(retired) >= len(self) and all(question in retired for question in self._place):
+            self._warn_that_all_are_retired(f"step {step}")
+            retired = ()
+        out = [self._place[question] for group in (exclude, retired) for question in group if question in self._place]
+        keys[out] = -np.inf
+        n = min(n, int(np.isfinite(keys).sum()))
+        first = np.argpartition(-keys, n - 1)[:n] if n else np.zeros(0, np.int64)
+        positions = first[np.argsort(-keys[first], kind="stable")].tolist()
+        self.drawn += len(positions)
+        self.epoch = self.drawn // len(self)
+        self._rest(positions, step)
+        return [self._questions[place] for place in positions]
+
+    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
+        """Take note of a step's accuracies. A group in which too little could be graded leaves the last one."""
+        places = [self._place[group.question.id] for group in groups]
+        for place, group in zip(places, groups, strict=True):
+            if group.accuracy is not None:
+                self._accuracy[place] = float(group.accuracy)
+        self._rest(places, step)  # replayed questions too
+        self._resting = {place: until for place, until in self._resting.items() if until > step}
+
+    def _rest(self, places: Sequence[int], step: int) -> None:
+        if self._cooldown:
+            self._resting |= {place: max(step + self._cooldown, self._resting.get(place, 0)) for place in places}
+
+    def metrics(self) -> dict[str, float]:
+        between = (self._accuracy > 0) & (self._accuracy < 1)  # NaN is neither
+        shares = {"known": ~np.isnan(self._accuracy), "between": between}
+        return super().metrics() | {f"train/fresh_{name}": float(share.mean()) for name, share in shares.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self._fingerprint,
+            "accuracy": base64.b64encode(self._accuracy.astype("<f2").tobytes()).decode("ascii"),  # 2 bytes each
+            "resting": [[place, until] for place, until in self._resting.items()],
+            "drawn": self.drawn,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if the state belongs to another question set, KeyError for a missing or unknown entry."""
+        self._check(state)
+        self._accuracy = np.frombuffer(base64.b64decode(state["accuracy"]), "<f2").astype(np.float16)
+        self._resting = {place: until for place, until in state["resting"]}
+        self.drawn = state["drawn"]
+        self.epoch = self.drawn // len(self)
+        self._rng.bit_generator.state = state["rng"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,44 +129,28 @@ def check_written(train: Path, tests: Sequence[Path], clean: Path | None, report
         roles[written.resolve()] = "the report too"
 
 
-def write_with(path: Path, column: str, values: Mapping[int, float], out: Path) -> None:
-    """Write the rows that have a value, with all their columns and the value in one more, whole or not at all."""
-    if column in column_names(path):
+def write_rows(path: Path, rows: Sequence[int], out: Path, column: str = "", values: Sequence[float] = ()) -> None:
+    """Write these rows of a file with all their columns, and with one more if it has values, whole or not at all."""
+    if values and column in column_names(path):
         raise ValueError(f"{path} has a column {column!r} already; take the file without it")
     with replacing(out) as partial:
         if path.suffix == ".parquet":
             import pyarrow as pa
             import pyarrow.parquet as pq
 
-            kept = sorted(values)
-            table = pq.read_table(path).take(kept)
-            pq.write_table(table.append_column(column, pa.array([values[row] for row in kept])), partial)
-            return
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            if path.suffix == ".csv":
-                rows, writer = [*read_rows(path, ())], csv.writer(file)
-                writer.writerow([*rows[0], column])
-                writer.writerows([*rows[row].values(), value] for row, value in sorted(values.items()))
-                return
-            lines = path.read_text(encoding="utf-8-sig").split("\n")  # numbers stay as they are written
-            file.writelines(
-                f"{lines[row].rstrip().removesuffix('}')}, {json.dumps(column)}: {value}}}\n"
-                for row, value in sorted(values.items())
-            )
-
-
-def write_without(train: Path, rows: Collection[int], clean: Path) -> None:
-    """Write the training file without these rows, with all its columns, whole or not at all."""
-    with replacing(clean) as partial:
-        if train.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            table = pq.read_table(train)
-            pq.write_table(table.take([row for row in range(table.num_rows) if row not in rows]), partial)
-        elif train.suffix == ".jsonl":
-            with train.open("rb") as file, partial.open("wb") as kept:
-                kept.writelines(line for row, line in enumerate(file) if row not in rows)
+            table = pq.read_table(path).take(pa.array(rows, pa.int64()))
+            pq.write_table(table.append_column(column, pa.array(values)) if values else table, partial)
+        elif path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as file, partial.open("w", -1, "utf-8", newline="") as to:
+                header, *values_of = csv.reader(file, strict=True)
+                kept = [header, *(values_of[row] for row in rows)]
+                for record, value in zip(kept, [column, *values], strict=True) if values else ():
+                    record.append(str(value))
+                csv.writer(to).writerows(kept)
         else:
-            with train.open(encoding="utf-8-sig", newline="") as file, partial.open("w", -1, "utf-8", newline="") as to:
-                records = enumerate(csv.reader(file, strict=True), -1)  # the header is record -1
-                csv.writer(to).writerows(values for row, values in records if row not in rows)
+            records = path.read_bytes().split(b"\n")  # numbers stay as they are written
+            lines = [records[row] for row in rows]
+            if values:
+                ends = [f", {json.dumps(column)}: {value}}}".encode() for value in values]
+                lines = [line.rstrip().removesuffix(b"}") + end for line, end in zip(lines, ends, strict=True)]
+            partial.write_bytes(b"".join(line + b"\n" for line in lines))

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,6 @@ class PromptEncoder:
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
         self._encoded: dict[tuple[str, str], list[int]] = {}
         self._observed: set[str] = set()  # questions with such an observation
-        self._ends: list[int] = []
         self._special = SpecialTokens(tokenizer)
         # The parts of the user's own text between its special tokens, and these.
         self._parts = re.split(f"({self._special.pattern.pattern})", settings.template) if own else []
@@ -222,29 +222,28 @@ class PromptEncoder:
         added = self.tokenizer.get_added_vocab().values()
         return (ids[0],) if ids and ids[0] in added else ()
 
-    def ends(self) -> list[int]:
+    @cached_property
+    def _ends(self) -> list[int]:
         """The tokens that end a response; the first one closes a response that somebody else wrote, as the policy's own
         are closed: the one that closes the template's turn, or else the tokenizer's end token.
 
         Raises ValueError if there is none.
         """
-        if not self._ends:
-            self._ends = [token for token in (*self.turn_ends(), self.tokenizer.eos_token_id) if token is not None]
-        if not self._ends:
-            raise ValueError("neither the template nor the tokenizer names an end token to close a response with")
-        return self._ends
+        ends = [token for token in (*self.turn_ends(), self.tokenizer.eos_token_id) if token is not None]
+        require(bool(ends), "neither the template nor the tokenizer names an end token to close a response with")
+        return ends
 
     def encode_response(self, text: str, max_tokens: int) -> list[int]:
         """The token ids of a response that somebody else wrote, as it stands, and the token that closes it. Where the
         prompt ends in an opened <think>, the response's own is left out.
 
         max_tokens: Sampling.max_response_tokens
-        Raises ValueError if that is exceeded, if the response has no token or holds an end token already, and as
-        `ends`.
+        Raises ValueError if that is exceeded, if the response has no token or holds an end token already, and if there
+        is no end token.
         """
         if self._opened and text.startswith("<think>"):
             text = text.removeprefix("<think>").removeprefix(self._opened.removeprefix("<think>"))
-        ends, ids = self.ends(), list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        ends, ids = self._ends, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         if not ids:
             raise ValueError(f"the response has no token of this tokenizer: {text!r:.200}")
         if not {*ends}.isdisjoint(ids):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
-from ..records import Grade, Question
+from ..records import Grade, Question, Verdict
 from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Written, warn_once
@@ -69,24 +69,34 @@ def in_format(grade: Grade, name: str | None, written: Written) -> Grade:
     return replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
 
 
-class Graders(Protocol):
-    """What a `Verifier` is here."""
-
-    @property
-    def kind(self) -> str: ...
-
-    def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = ...) -> Answer: ...
-
-    def graders(self) -> Pool | RewardServer: ...
+def weighted_sum(grades: Mapping[str, Grade], weights: Mapping[str, float], success_by: str | None) -> Grade:
+    """Σ w·r over the rewards that do not abstain. Not gradable where one fails, or all abstain; where the one that
+    decides on success abstains, it is none."""
+    failed = [grade for grade in grades.values() if grade.reward is None and not grade.abstains]
+    rewards = {name: grade.reward for name, grade in grades.items() if grade.reward is not None}
+    if failed or not rewards:
+        return replace((failed or [*grades.values()])[0], logs=())
+    decides = grades[success_by or next(iter(grades))]
+    verdict: Verdict = "no_answer" if decides.abstains else decides.verdict
+    total = sum(weights[name] * reward for name, reward in rewards.items())
+    logs = tuple(pair for grade in grades.values() for pair in grade.logs)
+    return Grade(verdict, total, decides.sound, decides.extracted, logs, tuple(rewards.items()))
 
 
 class Answers:
     """Answers that are graded together, added in one call or in several. The same answer to the same question is graded
     once."""
 
-    def __init__(self, verifier: Graders, progress: tuple[int, int], may_abstain: bool) -> None:
-        """may_abstain: whether a function that gives no reward is one of several, and needs no warning"""
-        self.verifier, self.progress, self.may_abstain = verifier, progress, may_abstain
+    def __init__(
+        self,
+        kind: str,
+        as_answer: Callable[[Question, Written], Answer],
+        graders: Callable[[], Pool | RewardServer],
+        may_abstain: bool,
+    ) -> None:
+        """As the `Verifier` has them. may_abstain: whether a function that gives no reward is one of several, and needs
+        no warning"""
+        self.kind, self.as_answer, self.graders, self.may_abstain = kind, as_answer, graders, may_abstain
         self.pairs: list[tuple[Question, Written]] = []
         self.texts: list[str | None] = []  # of each pair, what is graded; None: its thought has no end
         self.keys: list[bytes] = []  # of each pair
@@ -96,29 +106,29 @@ class Answers:
 
     def add(self, pairs: Sequence[tuple[Question, Written | str]]) -> None:
         """Raises GradingError if grading has failed already."""
-        verifier, own = self.verifier, self.verifier.kind in OWN_GRADERS
+        own = self.kind in OWN_GRADERS
         for _, same in groupby(pairs, lambda pair: pair[0].id if own else None):  # those to one question together
             for question, response in same:
                 self._add_one(question, response if isinstance(response, Written) else Written(response))
             if self.unsent:
-                self.pool = self.pool or verifier.graders()
+                self.pool = self.pool or self.graders()
                 calls = self.pool.calls if own else "response"
                 if calls != "batch":
                     self._send(together=calls == "group")
 
     def _add_one(self, question: Question, written: Written) -> None:
         text: str | None = written.text
-        if written.in_thought and self.verifier.kind not in OWN_GRADERS:
+        if written.in_thought and self.kind not in OWN_GRADERS:
             _, *behind = _THOUGHT_END.split(written.text, maxsplit=1)
             text = behind[0] if behind else None
         self.pairs.append((question, written))
         self.texts.append(text)
-        if self.verifier.kind in HERE:
+        if self.kind in HERE:
             return
         if text is None:
             self.keys.append(_UNFINISHED)
             return
-        answer = self.verifier.as_answer(question, written._replace(text=text), self.progress)
+        answer = self.as_answer(question, written._replace(text=text))
         self.keys.append(key := self._key(answer))
         if key not in self.sent:
             self.unsent[key] = answer
@@ -131,7 +141,7 @@ class Answers:
 
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
-        if here := HERE.get(self.verifier.kind):
+        if here := HERE.get(self.kind):
             return [
                 _NO_ANSWER if response is None else here(replace(one, answer=one.answer_text), response)
                 for (one, _), response in zip(self.pairs, self.texts, strict=True)
@@ -145,11 +155,11 @@ class Answers:
         if self.unsent:
             self._send(together=True)
         graded = {key: future.result() for key, (_, future) in self.sent.items()}
-        failed = [key for key, each in graded.items() if each.reward is None and self.verifier.kind in TEXTS]
+        failed = [key for key, each in graded.items() if each.reward is None and self.kind in TEXTS]
         if self.pool and failed:
             answers = [self.sent[key][0] for key in failed]
             again = self.pool.submit(answers, 2)
-            anything = "<answer>0</answer>" if self.verifier.kind == "reasoning_gym" else "\\boxed{0}"
+            anything = "<answer>0</answer>" if self.kind == "reasoning_gym" else "\\boxed{0}"
             golds = self.pool.submit([answer._replace(response=anything) for answer in answers], 2)
             for key, second, gold in zip(failed, again, golds, strict=True):
                 graded[key] = second.result()
@@ -169,7 +179,7 @@ class Answers:
             future.cancel()
 
     def _key(self, answer: Answer) -> bytes:
-        if self.verifier.kind not in TEXTS:
+        if self.kind not in TEXTS:
             return len(self.keys).to_bytes(8, "big")
         # These kinds ignore the prompt, and read nothing else from the meta.
         meta = [answer.meta.get(name) for name in ("options", SOURCE)]

@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 from ..records import Grade
+from ..tasks.made_questions import SHOWN
 from ..workers.forking import check_memory
 from .answer import Answer, Grader, Grading
-
-SHOWN = 200  # characters of an extracted answer or a reason
 
 
 def load(settings: Mapping[str, Any]) -> Grading:

@@ -6,16 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from ..records import Grade, Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
 from ..settings import Bound, Count, Finite, PositiveShare, Share, check, require
-from . import several
 from .answer import Answer, Written
-from .grading import OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format
+from .grading import OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format, weighted_sum
 from .pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
+from .sandbox.function import is_function, name_of
 from .server import RewardServer, address_fault, server, shown
 
 _Kind = Literal[
@@ -137,10 +138,10 @@ class Verifier:
             tool=None, gets=None, max_failed_share=1.0,
         )  # fmt: skip
         for reward in self.rewards:
-            name = several.name_of(reward)
+            name = name_of(reward)
             if name in own:
                 raise ValueError(f"Verifier.rewards: two rewards are called {name!r}; rename a function")
-            if several.is_function(reward):
+            if is_function(reward):
                 own[name] = replace(alone, kind="function", function=reward, tool=self.tool, gets=self.gets)
             else:
                 own[name] = replace(alone, kind=reward, url=self.url if reward == "http" else None)  # type: ignore[arg-type]
@@ -159,8 +160,10 @@ class Verifier:
 
     def _answers(self, progress: tuple[int, int]) -> dict[str, Answers]:
         """By name what each of several rewards will grade; with one, that alone."""
-        parts = self.parts or {self.kind: self}
-        return {name: Answers(part, progress, self.rewards is not None) for name, part in parts.items()}
+        return {
+            name: Answers(part.kind, partial(part.as_answer, progress=progress), part.graders, self.rewards is not None)
+            for name, part in (self.parts or {self.kind: self}).items()
+        }
 
     def _grades(self, answers: Mapping[str, Answers]) -> list[Grade]:
         """Of what was added to each of the answers, in order. Blocks."""
@@ -168,7 +171,7 @@ class Verifier:
         grades = []
         for i, (_, written) in enumerate(next(iter(answers.values())).pairs):
             own = {name: column[i] for name, column in columns.items()}
-            grade = several.weighted_sum(own, weights, self.success_by) if weights else own[self.kind]
+            grade = weighted_sum(own, weights, self.success_by) if weights else own[self.kind]
             grades.append(in_format(grade, self.format, written))
         return grades
 

@@ -6,16 +6,17 @@ import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from ..records import Question
 from ..settings import Bound, check
 
-OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-OPERATORS = "".join(OPERATIONS)
-SHOWN = 200  # characters of an extracted answer
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv
+}  # fmt: skip
+SHOWN = 200  # characters of an extracted answer, or of a reason
 _DRAWS = 20_000  # after that many draws without a new question (about two seconds) there are taken to be no more
 VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
 
@@ -44,11 +45,13 @@ class MadeQuestions(ABC):
 
     A subclass is a frozen dataclass with these fields, and with one for its levels (`levels`).
 
+    UNIT: what the levels count, for messages
     count: number of questions
     seed: which questions of the split are drawn, and their order
     split: training or validation; every possible question belongs to exactly one of the two, whatever the other fields
     """
 
+    UNIT: ClassVar[str]
     count: int
     seed: int
     split: Split
@@ -90,7 +93,7 @@ class MadeQuestions(ABC):
             elif (in_vain := in_vain + 1) == _DRAWS:
                 raise ValueError(
                     f"{type(self).__name__}.count = {self.count} asks for {share} distinct {self.split} questions with "
-                    f"{self._named(level)}, and only {len(drawn)} came up in {_DRAWS} draws after the last"
+                    f"{level} {self.UNIT}, and only {len(drawn)} came up in {_DRAWS} draws after the last"
                 )
         return list(drawn.values())
 
@@ -98,10 +101,6 @@ class MadeQuestions(ABC):
     @abstractmethod
     def levels(self) -> tuple[int, ...]:
         """The levels of difficulty, such as the numbers of operands."""
-
-    @abstractmethod
-    def _named(self, level: int) -> str:
-        """The level in words, for messages."""
 
     @abstractmethod
     def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str] | None:

@@ -7,9 +7,6 @@ an exact check of the reasoning, and a correct answer without it is a lucky gues
 Several chains can be asked together, separated by `;`. The right response has the reasoning of each, with its result,
 then all results: `7+5;2*3=` has `7+5=2;#2;2*3=6;#6;#26`. The answer is the results without a separator, `26`, so that a
 guess of the last digit is right for one chain only.
-
-`Beliefs` says which of the 300 single-step facts a flawed reasoner gets wrong. After a wrong step it continues from the
-wrong value: its reasoning is consistent, but based on false facts.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from ..records import Grade, Message, Question
 from ..settings import Count, Natural, Share, check, require
 from .made_questions import (
     OPERATIONS,
-    OPERATORS,
     SHOWN,
     VALIDATION_ONE_IN,
     MadeQuestions,
@@ -36,6 +32,7 @@ from .made_questions import (
 )
 
 SOURCE = "modular_chains"
+OPERATORS = "+-*"
 Fact = tuple[int, str, int]  # left operand, operator, right operand
 FACTS: tuple[Fact, ...] = tuple(itertools.product(range(10), OPERATORS, range(10)))  # all 300
 split_of = partial(split_by_hash, task=b"chain split")  # prompt of one chain → the split it belongs to
@@ -46,7 +43,7 @@ _PROMPT = re.compile(r"[0-9](?:[-+*][0-9])+(?:;[0-9](?:[-+*][0-9])+)*=")
 def result(fact: Fact) -> int:
     """The right value of one step, 0 to 9."""
     left, operator, right = fact
-    return OPERATIONS[operator](left, right) % 10
+    return int(OPERATIONS[operator](left, right) % 10)
 
 
 def draw_question(rng: np.random.Generator, operands: int, split: Split, together: int = 1) -> Question:
@@ -107,6 +104,7 @@ class ModularChains(MadeQuestions):
         a validation question
     """
 
+    UNIT = "operands"
     count: Count = 640
     operands: Operands = (3, 4, 5, 6, 7)
     seed: Natural = 0
@@ -123,15 +121,12 @@ class ModularChains(MadeQuestions):
             require(
                 share <= most,
                 f"ModularChains.count must ask for at most {most} distinct {self.split} questions with "
-                f"{self._named(operands)} (half of those there are), got {self.count}, which asks for {share}",
+                f"{operands} operands (half of those there are), got {self.count}, which asks for {share}",
             )
 
     @property
     def levels(self) -> tuple[int, ...]:
         return self.operands
-
-    def _named(self, level: int) -> str:
-        return f"{level} operands"
 
     def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str]:
         question = draw_question(rng, level, self.split, self.together)
@@ -140,7 +135,7 @@ class ModularChains(MadeQuestions):
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What a flawed reasoner believes.
+    """What a flawed reasoner believes. After a wrong step it continues from the wrong value.
 
     false_share: share of the 300 single-step facts that are believed false, each with one fixed wrong value
     strength: probability that the false value of such a fact is written; otherwise the right one

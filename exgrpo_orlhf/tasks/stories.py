@@ -127,15 +127,6 @@ def calculations(part: str) -> list[tuple[str, ...]]:
     return [tuple(calculation.split()) for calculation in part.split(";") if calculation]
 
 
-def calculate(left: int, operator: str, right: int) -> int | None:
-    """The result; None where it is no whole number from 1 to LARGEST_RESULT."""
-    if operator == "/":
-        result, rest = divmod(left, right)
-    else:
-        result, rest = OPERATIONS[operator](left, right), 0
-    return result if rest == 0 and 1 <= result <= LARGEST_RESULT else None
-
-
 def is_plain(left: Numbers, operator: str, right: Numbers) -> npt.NDArray[np.bool_]:
     """Whether each calculation with numbers up to 999 is done digit by digit, (N,) bool: a sum carries nothing, a
     difference borrows nothing, a product has a factor of one digit and carries nothing, a quotient times its divisor
@@ -193,10 +184,9 @@ def _draw_numbers(rng: np.random.Generator, plot: Plot) -> tuple[list[dict[str, 
         numbers.append(dict(own))
         value = own["value"]
         for first, operator, second in calculations(part):
-            result = calculate(own[first], operator, own[second])
-            assert result is not None
-            calculated.append((own[first], operator, own[second], result))
-            value = own["last"] = result
+            value = OPERATIONS[operator](own[first], own[second])
+            calculated.append((own[first], operator, own[second], value))
+            own["last"] = value
     return numbers, calculated
 
 
@@ -213,7 +203,7 @@ def _possible_numbers(part: str, ranges: tuple[tuple[str, tuple[int, int]], ...]
     fit = np.ones(len(numbers), bool)
     for first, operator, second in calculations(part):
         left, right = own[first], own[second]
-        result = own["last"] = left // right if operator == "/" else OPERATIONS[operator](left, right)
+        result = own["last"] = OPERATIONS[operator](left, right)
         fit &= is_plain(left, operator, right) & (result >= 11) & (result <= LARGEST_RESULT)
         if operator in "+-" and second in dict(ranges):
             fit &= (_digits(right) > 0).sum(-1) == 1

@@ -101,6 +101,7 @@ class WordProblems(MadeQuestions):
         `<calc>4 * 12</calc> = 48.` (docs/episodes.md)
     """
 
+    UNIT = "calculations"
     count: Count = 2000
     steps: Steps = (1, 2)
     seed: Natural = 0
@@ -120,9 +121,6 @@ class WordProblems(MadeQuestions):
     @property
     def levels(self) -> tuple[int, ...]:
         return self.steps
-
-    def _named(self, level: int) -> str:
-        return f"{level} calculations"
 
     def _draw(self, rng: np.random.Generator, level: int) -> tuple[Question, str]:
         prompt, steps = tell(rng, level, self.split)

@@ -14,9 +14,6 @@ a process that hangs, whatever its size. What happens:
     a caller that dies, by SIGKILL too: the kernel tells the server, which kills its workers and ends
     Ctrl-C: it goes to the caller alone, since a server has a session of its own
     a caller that forks: the fork has no servers and starts others, since it has no threads of theirs
-
-pebble's pool is about as fast, but a worker that is killed from outside can break it, with all calls that wait, and
-what a call has started (a child of a user's function) outlives its limit there.
 """
 
 from __future__ import annotations
@@ -44,8 +41,6 @@ _END_TIMEOUT = 5.0  # seconds for the end of all workers
 CONTENT = struct.calcsize("d")  # where calls and results lie in the file, behind the time at which a call was taken up
 _FILES = 2**16  # file descriptors: a worker takes two here and two in the server
 _ROOT = Path(__file__).resolve().parents[2]
-
-
 Owner = TypeVar("Owner")
 
 

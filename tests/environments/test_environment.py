@@ -48,5 +48,3 @@ def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source
 
 def test_without_a_path_there_is_nothing_to_check():
     Environment().check()
-    with pytest.raises(ValueError, match="there is no environment"):
-        Environment().server()

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from replay_builders import QUESTIONS
 
-from exgrpo_orlhf.questions.fresh import FreshQuestions
-from exgrpo_orlhf.questions.fresh_sampler import FreshSampler
+from exgrpo_orlhf.questions.fresh import FreshQuestions, FreshSampler
 
 
 def source(n: int, seed: int = 0) -> FreshQuestions:

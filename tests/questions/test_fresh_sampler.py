@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from replay_builders import QUESTIONS, group
 
-from exgrpo_orlhf.questions.fresh_sampler import FreshSampler, WeightedQuestions
+from exgrpo_orlhf.questions.fresh import FreshSampler, WeightedQuestions
 
 IDS = [question.id for question in QUESTIONS]
 

@@ -24,7 +24,7 @@ from exgrpo_orlhf.paths import WORKPLACE
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.boxes import last_box
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
-from exgrpo_orlhf.questions.overlap import write_with
+from exgrpo_orlhf.questions.overlap import write_rows
 from exgrpo_orlhf.questions.prepare import convert, prepare, read_manifest
 from exgrpo_orlhf.questions.question_files import read_rows
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
@@ -318,7 +318,7 @@ def test_chosen_rows_are_written_with_all_their_columns_and_the_rate(form, tmp_p
         file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).replace("4.5", "4.50"))
     else:
         file.write_text("asked,n,gold\n" + "".join(f'"{row["asked"]}",4.50,{row["gold"]}\n' for row in rows))
-    write_with(file, "pass_rate", {3: 0.25, 0: 1.0}, out)
+    write_rows(file, [0, 3], out, "pass_rate", [1.0, 0.25])
     found, before = [*read_rows(out, ())], [*read_rows(file, ())]
     assert [{name: value for name, value in row.items() if name != "pass_rate"} for row in found] == [
         before[0],
@@ -327,7 +327,7 @@ def test_chosen_rows_are_written_with_all_their_columns_and_the_rate(form, tmp_p
     assert [float(row["pass_rate"]) for row in found] == [1.0, 0.25]
     assert form == "parquet" or "4.50" in out.read_text(), "numbers stay as they are written"
     with pytest.raises(ValueError, match="has a column 'pass_rate' already; take the file without it"):
-        write_with(out, "pass_rate", {0: 1.0}, tmp_path / f"again.{form}")
+        write_rows(out, [0], tmp_path / f"again.{form}", "pass_rate", [1.0])
 
 
 @pytest.mark.slow

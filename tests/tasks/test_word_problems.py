@@ -20,7 +20,6 @@ from exgrpo_orlhf.tasks.stories import (
     MOST_STEPS,
     NAMES,
     PRONOUNS,
-    calculate,
     is_plain,
     scenes,
     split_of,
@@ -170,14 +169,6 @@ def test_the_text_reads_as_sentences_that_end_with_one_question():
             sentences = re.split(r"(?<=[.?]) ", text)
             assert all(sentence[0].isupper() or sentence[0].isdigit() for sentence in sentences)
             assert len(set(sentences)) == len(sentences), text
-
-
-@pytest.mark.parametrize(
-    ("left", "operator", "right", "result"),
-    [(7, "/", 2, None), (8, "/", 2, 4), (3, "-", 3, None), (3, "-", 5, None), (100, "*", 10, None), (998, "+", 1, 999)],
-)
-def test_results_are_whole_numbers_from_1_to_999(left, operator, right, result):
-    assert calculate(left, operator, right) == result
 
 
 @pytest.mark.parametrize(

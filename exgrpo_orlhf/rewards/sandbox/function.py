@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
+from ...metric_names import allowed_name
 from ...records import EXTRA_INFO, Grade, mean
 from ...rounding import LARGEST_REWARD
 from ...workers.user_file import load_file, placed
@@ -97,6 +98,18 @@ def named(where: str) -> tuple[Path, str]:
     if not path.endswith(".py"):
         path, name = where, NAME
     return Path(path).expanduser().absolute(), name
+
+
+def is_function(reward: str) -> bool:
+    return reward.rpartition(":")[0].endswith(".py") or Path(reward).suffix == ".py"
+
+
+def name_of(reward: str) -> str:
+    """Of a kind its name; of "file.py:name" name, of "file.py" the file's stem."""
+    if not is_function(reward):
+        return reward
+    file, name = named(reward)
+    return allowed_name(file.stem if name == NAME else name) or "reward"
 
 
 def grading(

@@ -88,7 +88,7 @@ def _process_one(orders: dict[str, Any], root: bool) -> NoReturn:
         end_with_parent(0)  # the parent is outside the new process namespace: its id reads 0 while it lives
         _build_root(orders["folders"])
         libc.prctl(_DUMPABLE, 0, 0, 0, 0)
-        results = supervisor.results(orders, root, lambda: _empty_scratch(orders["scratch"]))
+        results = supervisor.results(orders, root, _empty_scratch)
     except OSError as error:
         _report({"unavailable": str(error)})
     _report({"results": results})
@@ -101,7 +101,7 @@ def _build_root(folders: list[str]) -> None:
     os.chdir("/tmp")
     os.mkdir("new")
     os.mkdir("old")
-    _pivot(".", "old")
+    _check(libc.syscall(_PIVOT_ROOT[machine], b".", b"old"), "change the root")
     os.chdir("/")
     new, read_only = "/new", struct.pack("QQQQ", _RDONLY | _NOSUID | _NODEV, 0, 0, 0)
     _mount("tmpfs", new, "tmpfs", _NOSUID | _NODEV, "mode=755,size=1m")
@@ -130,21 +130,17 @@ def _build_root(folders: list[str]) -> None:
     _mount("proc", f"{new}/proc", "proc", _NOSUID | _NODEV | _NOEXEC, "hidepid=2,subset=pid")
     os.mkdir(f"{new}/tmp")
     os.chdir(new)
-    _pivot(".", ".")
+    _check(libc.syscall(_PIVOT_ROOT[machine], b".", b"."), "change the root")
     _check(libc.umount2(b".", _DETACH), "leave the old root")
     _mount(None, "/", None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
 
 
-def _empty_scratch(size: int) -> None:
-    """A new scratch folder, empty, in place of the old one. size: MiB"""
+def _empty_scratch() -> None:
+    """A new scratch folder, empty, in place of the old one."""
     os.chdir("/")
     libc.umount2(b"/tmp", _DETACH)  # fails the first time: nothing is mounted yet
-    _mount("tmpfs", "/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={size}m,nr_inodes=4096")
+    _mount("tmpfs", "/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={supervisor.SCRATCH}m,nr_inodes=4096")
     os.chdir("/tmp")
-
-
-def _pivot(new: str, old: str) -> None:
-    _check(libc.syscall(_PIVOT_ROOT[machine], new.encode(), old.encode()), "change the root")
 
 
 def _report(message: dict[str, Any]) -> NoReturn:

@@ -68,8 +68,6 @@ def run(
         "folders": [*_SYSTEM, *own],  # visible inside
         "timeout": timeout,
         "memory": memory,
-        "processes": 8,  # of a program, threads included
-        "scratch": 64,  # MiB of files
         "most_output": _MOST_OUTPUT,
         "most_output_of_all": expected_output + _MOST_OUTPUT,
     }

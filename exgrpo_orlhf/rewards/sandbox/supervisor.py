@@ -18,6 +18,8 @@ from typing import Any
 from .system_calls import filter_calls, libc
 
 NOBODY = 65534
+SCRATCH = 64  # MiB of files
+_PROCESSES = 8  # of a program, threads included
 _NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
 
 
@@ -140,8 +142,8 @@ def _give_up_rights(orders: dict[str, Any], root: bool) -> None:
     for limit, value in (
         (resource.RLIMIT_AS, orders["memory"] * 2**20),
         (resource.RLIMIT_CPU, int(orders["timeout"]) + 1),
-        (resource.RLIMIT_NPROC, orders["processes"]),
-        (resource.RLIMIT_FSIZE, orders["scratch"] * 2**20),
+        (resource.RLIMIT_NPROC, _PROCESSES),
+        (resource.RLIMIT_FSIZE, SCRATCH * 2**20),
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_SIGPENDING, 256),
         (resource.RLIMIT_CORE, 0),
