@@ -245,7 +245,8 @@ def _check_keys(block: Mapping[str, Any], table: type, without: Sequence[str] = 
     """
     keys = [*(field.name for field in fields(table) if field.name not in without), *more]
     for key in block:
-        require(key in keys, f"there is no key {key!r}; {_nearest(key, keys)}")
+        if key not in keys:
+            raise ValueError(f"there is no key {key!r}; {_nearest(key, keys)}")
     missing = [key for key in ("title", "verifier", "name") if key in keys and key not in block]
     require(not missing, f"{' and '.join(missing)} must be given")
 
