@@ -276,7 +276,7 @@ def test_metrics_of_an_update_are_those_of_a_plain_computation(layout, steps, be
 
 def test_an_ungradable_row_that_is_a_micro_batch_of_its_own_reaches_the_end_of_the_real_actor(warm_model):
     """With a model: its forward pass has no response token then, and its backward pass a gradient of 0."""
-    batch = engine_builders.mixed_batch(engine_builders.make_engine(warm_model), n=2)
+    batch = engine_builders.sampled_batch(warm_model, n=2)
     batch.rows[0][1] = replace(batch.rows[0][1], in_loss=False, advantage=0.0)
     norms = []
     for rows in (1, 8):
