@@ -6,6 +6,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,12 @@ class Definitions:
         block["public"] = PUBLIC_SETS[public] if public else None
         block["files"] = tuple(SetFile(**each) for each in files)
         return Benchmark(name=name, folder=file.resolve().parent, own=own, **block)
+
+
+@cache
+def project_definitions() -> Definitions:
+    """Those of evals/benchmarks.toml, which a process reads once."""
+    return Definitions()
 
 
 def _environment(table: Any, folder: Path) -> Environment:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..redaction import without_password
 from ..tracking.client import LOG_TAG, batches, connect, experiment_id, find_run, first_line, tagged_run
-from .benchmarks import Definitions
+from .benchmarks import project_definitions
 from .folder import CONFIG
 from .results import metrics
 
@@ -67,7 +67,7 @@ def _departure(results: Mapping[str, Any]) -> str | None:
 
 def _training_scores(results: Mapping[str, Any]) -> dict[str, float]:
     """The metrics for a training run: the means over all benchmarks only if they are over the paper's suite."""
-    of_paper = set(results["means"]["macro"]["benchmarks"]) == set(Definitions().suites["paper"])
+    of_paper = set(results["means"]["macro"]["benchmarks"]) == set(project_definitions().suites["paper"])
     means = () if of_paper else ("eval/avg", "eval/micro_avg")
     return {name: value for name, value in metrics(results).items() if name not in means}
 

@@ -46,7 +46,7 @@ def load(name: str, *more: str):
 @cache
 def stated(name: str) -> dict[str, str]:
     """The bindings in the file's own text, macros aside, written as params has them."""
-    statements = gin_files.statements((GIN / name).read_text(), name, config.build._GIN)
+    statements = gin_files.statements((GIN / name).read_text(), name, config.build._NAMES)
     bindings = [s for s in statements if getattr(s, "arg_name", None)]
     return {f"{s.scope}/{s.selector}.{s.arg_name}".removeprefix("/"): repr(s.value) for s in bindings}
 
