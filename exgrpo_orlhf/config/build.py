@@ -28,7 +28,7 @@ from gin import config_parser
 
 from ..engines.openrlhf import flags
 from ..environments.environment import Environment
-from ..evaluation.benchmarks import Definitions
+from ..evaluation.benchmarks import project_definitions
 from ..experiment import Experiment
 from ..models.pretrained import PretrainedModel
 from ..models.supervised_start import SupervisedFile, SupervisedModel
@@ -84,6 +84,7 @@ _GIN: dict[str, Callable[..., Any]] = {
     name: gin.external_configurable(target, name=name, module="exgrpo", denylist=_SUPPLIED.get(name))
     for name, target in _TARGETS.items()
 }
+_NAMES = tuple(_GIN)
 
 
 def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
@@ -110,10 +111,10 @@ def _load(
     """build: gets where each binding of a named file, not of an included one, or of a --set was made"""
     gin.clear_config()
     named = [find(file, None) for file in files]
-    paths = [*(included for file in named for included in includes(file, _GIN)), *named]
+    paths = [*(included for file in named for included in includes(file, _NAMES)), *named]
     texts = [path.read_text(encoding="utf-8") for path in paths if path != BASE]
     if not any(_BINDS_A_TASK.search(text) for text in (*texts, *overrides)):
-        paths = [*includes(TOY, _GIN), TOY, *paths]
+        paths = [*includes(TOY, _NAMES), TOY, *paths]
         log.info("nothing binds a model or questions: the toy of gin/toy.gin is trained")
     made_at: dict[str, str] = {}  # where each binding was last made
     used_macros: set[str] = set()  # macros that a binding refers to, also one that a later file replaces
@@ -213,7 +214,7 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
         "fresh": _make("FreshSampler"),
     }
     if (suite := built["evaluation"].disjoint_from) is not None:
-        Definitions().suite(suite)  # said now if there is no such suite, not after the model is made
+        project_definitions().suite(suite)  # said now if there is no such suite, not after the model is made
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
     local = settings.engine == "local"
     built |= {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
@@ -247,7 +248,7 @@ def overrides_as_bound(overrides: Sequence[str]) -> list[str]:
     """The --set bindings of the experiment that was loaded last, as they may be written."""
     bindings = {}
     for text in overrides:
-        for scope, selector, parameter, *_ in statements(text, "--set", _GIN):
+        for scope, selector, parameter, *_ in statements(text, "--set", _NAMES):
             name = (f"{scope}/" if scope else "") + selector + (f".{parameter}" if parameter else "")
             bindings[name] = gin.query_parameter(name if parameter else f"%{name}")
     return [f"{name} = {value!r}" for name, value in bindings.items()]
@@ -286,7 +287,7 @@ def _flatten(text: str) -> dict[str, str]:
 def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> dict[str, str]:
     """Make the bindings of one file or one --set. Returns where each was made; adds the macros that they refer to."""
     made_at = {}
-    for statement in statements(text, name, _GIN):
+    for statement in statements(text, name, _NAMES):
         where = name if name.startswith("--set") else f"{name}, line {statement.location.line_num}"
         if isinstance(statement, config_parser.IncludeStatement) and allow_include:
             continue

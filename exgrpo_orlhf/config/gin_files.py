@@ -7,7 +7,8 @@ import io
 import itertools
 import re
 import tokenize
-from collections.abc import Collection
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def find(file: str | Path, included_by: str | None) -> Path:
     )
 
 
-def includes(path: Path, classes: Collection[str], trail: tuple[Path, ...] = ()) -> list[Path]:
+def includes(path: Path, classes: tuple[str, ...], trail: tuple[Path, ...] = ()) -> list[Path]:
     """All files that a file includes, at any depth, each after the files it includes itself."""
     if path in trail:
         raise ConfigError(f"{name_of(path)} includes itself: {' → '.join(map(name_of, (*trail, path)))}")
@@ -60,12 +61,13 @@ def includes(path: Path, classes: Collection[str], trail: tuple[Path, ...] = ())
     return list(dict.fromkeys(files))
 
 
-def statements(text: str, name: str, classes: Collection[str]) -> list[Any]:
+@lru_cache(maxsize=64)  # each file is read for its includes and again for its bindings
+def statements(text: str, name: str, classes: tuple[str, ...]) -> Sequence[Any]:
     """name: of the file, or of the --set; classes: those that a reference can name. Raises ConfigError."""
     parser = None
     try:
         parser = config_parser.ConfigParser(io.StringIO(text), gin.config.ParserDelegate())
-        return list(parser)
+        return tuple(parser)
     except SyntaxError as error:
         word = re.search(r"Failed to parse token '(\w+)'", error.msg)
         hint = (

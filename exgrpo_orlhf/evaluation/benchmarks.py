@@ -6,6 +6,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,12 @@ class Definitions:
         return Benchmark(name=name, folder=file.resolve().parent, own=own, **block)
 
 
+@cache
+def project_definitions() -> Definitions:
+    """Those of evals/benchmarks.toml, which a process reads once."""
+    return Definitions()
+
+
 def _environment(table: Any, folder: Path) -> Environment:
     require(isinstance(table, dict), f'environment is a table such as {{ path = "agent.py" }}, not {table!r}')
     _check_keys(table, Environment, without=("recheck_every",))
@@ -245,7 +252,8 @@ def _check_keys(block: Mapping[str, Any], table: type, without: Sequence[str] = 
     """
     keys = [*(field.name for field in fields(table) if field.name not in without), *more]
     for key in block:
-        require(key in keys, f"there is no key {key!r}; {_nearest(key, keys)}")
+        if key not in keys:
+            raise ValueError(f"there is no key {key!r}; {_nearest(key, keys)}")
     missing = [key for key in ("title", "verifier", "name") if key in keys and key not in block]
     require(not missing, f"{' and '.join(missing)} must be given")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..redaction import without_password
 from ..tracking.client import LOG_TAG, batches, connect, experiment_id, find_run, first_line, tagged_run
-from .benchmarks import Definitions
+from .benchmarks import project_definitions
 from .folder import CONFIG
 from .results import metrics
 
@@ -36,7 +36,7 @@ def log_results(out: Path, results: Mapping[str, Any], *, default_uri: str, expe
         step = results["record"]["model"]["step"] or 0
         run_id, scores = _training_run(client, results), metrics(results)
         # A training run gets the means over all benchmarks only if they are over the paper's suite.
-        if set(results["means"]["macro"]["benchmarks"]) != set(Definitions().suites["paper"]):
+        if set(results["means"]["macro"]["benchmarks"]) != set(project_definitions().suites["paper"]):
             scores = {name: value for name, value in scores.items() if name not in ("eval/avg", "eval/micro_avg")}
         why = run_id and (_departure(results) or _conflict(client, run_id, step, scores))
         if why:

@@ -19,7 +19,7 @@ from ..records import Question, Rollout
 from ..rewards import Verifier, Written
 from ..settings import Evaluation
 from . import sets
-from .benchmarks import Benchmark, Definitions
+from .benchmarks import Benchmark, project_definitions
 from .evaluated_model import EvaluatedModel, render_prompt, requests_of
 from .folder import RESULTS, SAMPLES
 from .grading import graded
@@ -148,7 +148,7 @@ def check_metric(name: str | None, settings: Evaluation, questions: Sequence[Que
 def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:
     """Raises ValueError if a set of the suite has a validation question. Sets that are not available are logged."""
     absent = []
-    for benchmark in Definitions().suite(suite):
+    for benchmark in project_definitions().suite(suite):
         try:
             tests = sets.load(benchmark, (), None, hub=False)
         except sets.Unavailable:

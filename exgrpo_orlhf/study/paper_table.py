@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scipy.special import ndtri
 
-from ..evaluation.benchmarks import Definitions
+from ..evaluation.benchmarks import project_definitions
 from ..evaluation.folder import Results
 from ..evaluation.paper import Paper, bounds_text, score, value_text
 from ..show.bootstrap import LEVEL
@@ -19,7 +19,7 @@ def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict
     name: of the suite's file, as in evals/paper.toml; backbone: of the paper's rows; runs: variant -> seed -> results
     """
     rows = {v: paper.rows.get((name, backbone, v)) or paper.rows.get((None, backbone, v), {}) for v in suite.variants}
-    base, benchmarks = rows.get(suite.baseline or "", {}), Definitions().benchmarks
+    base, benchmarks = rows.get(suite.baseline or "", {}), project_definitions().benchmarks
     sizes = {column: paper.questions.get(column) or benchmarks[column].rows or 0 for column in paper.samples}
     z2 = float(ndtri((1 + LEVEL) / 2)) ** 2
     shares = {column: (base[column] / 100, n) for column, n in sizes.items() if base}

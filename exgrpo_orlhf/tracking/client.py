@@ -45,8 +45,8 @@ def address(settings: Tracking, default: str) -> str:
     variable = os.environ.get("MLFLOW_TRACKING_URI")
     uri = variable or settings.uri or default
     scheme = uri.partition("://")[0].partition("+")[0] if "://" in uri else ""
-    plugins = (plugin.name for plugin in importlib.metadata.entry_points(group="mlflow.tracking_store"))
-    if scheme and scheme not in SCHEMES and scheme not in plugins:
+    known = not scheme or scheme in SCHEMES
+    if not known and scheme not in importlib.metadata.entry_points(group="mlflow.tracking_store").names:
         where = "the environment variable MLFLOW_TRACKING_URI" if variable else "Tracking.uri"
         raise ValueError(
             f"{where} = {without_password(uri)!r}: MLflow has no store for {scheme}://; give sqlite:///FILE, "

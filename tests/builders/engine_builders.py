@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,17 @@ def mixed_batch(engine: TorchEngine, n: int = 6, seed: int = 0, beside: int | No
         advantages = rng.permutation([0.75, -0.25, -0.25, -0.25])[: len(members)]
         rows.append([Row(group.question, one, float(a), True) for one, a in zip(members, advantages, strict=True)])
     return MixedBatch(groups, rows, K)
+
+
+def sampled_batch(model: Path, n: int = 8, beside: int | None = None) -> MixedBatch:
+    """`mixed_batch` of an engine with this model, which is sampled once: a copy, whose rows a test may replace."""
+    batch = _sampled_once(model, n, beside)
+    return MixedBatch([*batch.groups], [[*rows] for rows in batch.rows], batch.group_size)
+
+
+@cache
+def _sampled_once(model: Path, n: int, beside: int | None) -> MixedBatch:
+    return mixed_batch(make_engine(model), n=n, beside=beside)
 
 
 def as_episodes(batch: MixedBatch) -> MixedBatch:

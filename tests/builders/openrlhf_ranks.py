@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.openrlhf.actor import MixedActorTrainer, MixedPolicyActor
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, keep_order
 from exgrpo_orlhf.engines.rows import ForwardRow
+from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
 from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 
@@ -123,10 +125,15 @@ def arguments(loss: MixedPolicyLoss, *bindings: str, groups: int = 8, **flags: A
     more += [f"OpenRLHF.flags = {flags!r}", "OpenRLHF.cpu_bench = True"]
     for name in ("entropy_coef", "kl_coef"):
         more.append(f"MixedPolicyLoss.{name} = {getattr(loss, name)}")
-    experiment = config.load(["toy.gin"], more)
+    experiment = _loaded(tuple(more))
     args = launch.parse(experiment, "model", Path("nowhere"), resume=False)
     args.exgrpo = replace(experiment, loss=loss)
     return args
+
+
+@cache
+def _loaded(bindings: tuple[str, ...]) -> Experiment:
+    return config.load(["toy.gin"], bindings)
 
 
 def experiences_of(

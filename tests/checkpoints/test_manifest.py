@@ -17,7 +17,7 @@ from exgrpo_orlhf.models.pretrained import PretrainedModel
 
 
 def go(model: Path, run: Path, *more: str, resume=True, resume_from=None):
-    return train_small(model, run, *more, resume=resume, resume_from=resume_from)
+    return train_small(model, run, "train.eval_every = None", *more, resume=resume, resume_from=resume_from)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_a_power_failure_leaves_a_whole_checkpoint_or_none(warm_model, tmp_path,
 @pytest.mark.slow
 def test_the_command_line_ends_with_one_line_and_status_2(run, warm_model):
     flip(run / "checkpoint-4" / "trainer" / "optimizer.pt")
-    command = train_command(run, small_bindings(warm_model))
+    command = train_command(run, small_bindings(warm_model, "train.eval_every = None"))
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"error: {run}/checkpoint-4/trainer/optimizer.pt: the content")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from eval_builders import CHAINS, RUN_BENCH
 from eval_builders import byte_model as make_byte_model
+
+from exgrpo_orlhf.evaluation import bench_run, report_charts
+from exgrpo_orlhf.show.charts import Chart
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 
 @pytest.fixture(scope="session")
@@ -19,14 +24,28 @@ def script():
     return module
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _workers_end() -> Iterator[None]:
+    yield
+    close_workers()
+
+
 @pytest.fixture
 def bench(script, monkeypatch, capsys):
-    """run_bench.py in this process: what it writes to standard output or, of one that fails, to standard error."""
+    """run_bench.py in this process: what it writes to standard output or, of one that fails, to standard error.
+
+    Its graders, which take a second to start, stay until the file's last test; only `report` draws.
+    """
+    monkeypatch.setattr(bench_run, "close_workers", lambda: None)
 
     def run(*words: object, status: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["run_bench.py", *map(str, words)])
         capsys.readouterr()
-        ended = script.main()
+        with monkeypatch.context() as patch:
+            if words[0] != "report":
+                for chart in ("accuracies", "pass_curves", "lengths"):
+                    patch.setattr(report_charts, chart, lambda *_: Chart("not drawn", "none", 1, 1, "data:,"))
+            ended = script.main()
         output = capsys.readouterr()
         assert ended == status, output.err
         return output.err if status else output.out

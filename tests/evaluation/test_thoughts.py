@@ -20,7 +20,6 @@ from exgrpo_orlhf.questions.special_tokens import response_text
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier, Written
 from exgrpo_orlhf.sampling import Request
-from exgrpo_orlhf.workers.fork_server import close_workers
 
 BOX = "\\boxed{2}"
 
@@ -44,14 +43,12 @@ def test_behind_a_prompt_that_opens_a_thought_the_answer_begins_after_it(kind, r
     [opened, closed] = verifier.grade_all([(question, Written(response, inside)) for inside in (True, False)])
     assert opened.verdict == verdict
     assert closed == verifier.grade(question, response)
-    close_workers()
 
 
 def test_a_users_function_gets_the_thought_too(tmp_path):
     (tmp_path / "reward.py").write_text("def reward_func(queries, prompts, labels):\n    return [len(queries[0])]\n")
     verifier = Verifier("function", function=f"{tmp_path}/reward.py", workers=1)
     assert verifier.grade_all([(Question.make("t", "", "2"), Written("still thinking", True))])[0].reward == 14
-    close_workers()
 
 
 def test_a_prompt_opens_a_thought_at_its_end_or_in_the_turn_that_the_response_goes_on_with(thinking):

@@ -7,9 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from run_builders import ROOT, rows
+
+from exgrpo_orlhf.workers import fork_server
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 ROWS = [
     {"gold": "42", "response": "\\boxed{42}", "id": 1, "note": "a\u2028b"},
@@ -22,9 +26,19 @@ ROWS = [
 VERDICTS = ["correct", "wrong", "correct", "error", "no_answer", "correct"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _workers_end() -> Iterator[None]:
+    yield
+    close_workers()
+
+
 @pytest.fixture
-def grade(run_script):
-    """Runs the script: what it said. refused: why it must stop with status 2; None: it must succeed."""
+def grade(run_script, monkeypatch):
+    """Runs the script: what it said. refused: why it must stop with status 2; None: it must succeed.
+
+    Its graders, which take a second to start, stay until the last test.
+    """
+    monkeypatch.setattr(fork_server, "close_workers", lambda: None)
 
     def run(source, out, *more: str, refused: str | None = None) -> str:
         done = run_script("grade.py", "--in", source, "--out", out, "--workers", 1, *more)

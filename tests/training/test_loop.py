@@ -27,6 +27,8 @@ from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.run import train
 
+UNEVALUATED = "train.eval_every = None"
+
 
 @pytest.fixture(scope="module")
 def finished(warm_model, tmp_path_factory) -> Path:
@@ -65,9 +67,9 @@ def test_every_step_has_the_metrics_of_replay(finished):
 
 def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
     rollout = TorchEngine.rollout
-    go(warm_model, tmp_path / "a")
+    go(warm_model, tmp_path / "a", UNEVALUATED)
     monkeypatch.setattr(TorchEngine, "rollout", lambda *arguments: reversed([*rollout(*arguments)]))
-    go(warm_model, tmp_path / "b")
+    go(warm_model, tmp_path / "b", UNEVALUATED)
     measured = [
         [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows(tmp_path / n)] for n in "ab"
     ]
@@ -119,9 +121,9 @@ def test_every_ablation_trains(name, warm_model, tmp_path):
 
 def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
     """Replay begins with the first step, on stored trajectories whose ages go on from the other run's."""
-    go(warm_model, tmp_path / "first", "train.steps = 6", "RetirementPolicy.at_accuracy = None")
+    go(warm_model, tmp_path / "first", "train.steps = 6", "RetirementPolicy.at_accuracy = None", UNEVALUATED)
     borrowed = f"Work.experience = {str(tmp_path / 'first' / 'checkpoint-6')!r}"
-    go(warm_model, tmp_path / "second", "train.steps = 2", "train.seed = 1", borrowed)
+    go(warm_model, tmp_path / "second", "train.steps = 2", "train.seed = 1", borrowed, UNEVALUATED)
     first = rows(tmp_path / "second")[1]
     candidates = rows(tmp_path / "first")[-1]["replay/candidates"]
     assert candidates > 0
@@ -137,7 +139,7 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
 
 
 def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(warm_model, tmp_path):
-    all_of_them = ("ReplayMixer.stores = 'all'", "ReplayBuffer.per_question = 4")
+    all_of_them = ("ReplayMixer.stores = 'all'", "ReplayBuffer.per_question = 4", UNEVALUATED)
     go(warm_model, tmp_path / "first", "train.steps = 2", *all_of_them)
     borrowed = f"Work.experience = {str(tmp_path / 'first' / 'checkpoint-2')!r}"
     with pytest.raises(ValueError, match=r"its run stored failures too \(ReplayMixer.stores = 'all'\), which this one"):
@@ -167,7 +169,7 @@ def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(war
 
 
 def test_an_experiment_can_be_run_twice(warm_model, tmp_path):
-    experiment = config.load(["toy.gin"], small_bindings(warm_model, "train.steps = 2"))
+    experiment = config.load(["toy.gin"], small_bindings(warm_model, "train.steps = 2", UNEVALUATED))
     for name in ("one", "two"):
         train(experiment, tmp_path / name, resume=False, tracking_uri="unused", tags={})
     ours, theirs = ((tmp_path / name / "checkpoint-2" / "model.safetensors").read_bytes() for name in ("one", "two"))
@@ -251,11 +253,11 @@ def test_a_run_in_which_every_question_retires_completes_its_steps_and_says_so(
         outcome = go(
             warm_model,
             tmp_path,
-            "train.steps = 8",
-            "Sampling.max_response_tokens = 24",
+            "train.steps = 5",  # after the third all 24 are
+            UNEVALUATED,
             f"RetirementPolicy.leaves_fresh = {leaves_fresh}",
         )
-    assert outcome.steps == 8
+    assert outcome.steps == 5
     done = rows(tmp_path)[1:]
     assert done[-1]["replay/retired"] == 24
     assert done[-1]["replay/trajectories"] == 0
@@ -266,7 +268,8 @@ def test_a_run_in_which_every_question_retires_completes_its_steps_and_says_so(
 def test_a_batch_larger_than_the_question_set_is_smaller_and_trains_and_it_is_said_once(warm_model, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         outcome = go(
-            warm_model, tmp_path, "train.questions_per_step = 40", "ModularChains.count = 10", "train.steps = 3"
+            *(warm_model, tmp_path, "train.questions_per_step = 40", "ModularChains.count = 10", "train.steps = 3"),
+            UNEVALUATED,
         )
     assert caplog.text.count("10 questions instead of 40") == 1
     assert outcome.steps == 3
@@ -311,7 +314,7 @@ def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_
     poisoned.steps = 0
     monkeypatch.setattr(TorchEngine, "update", poisoned)
     with pytest.raises(NonFiniteUpdate, match=r"step 3: .*failed-step-3\.jsonl"):
-        go(warm_model, tmp_path, "train.steps = 6")
+        go(warm_model, tmp_path, "train.steps = 6", UNEVALUATED)
     assert len(rows(tmp_path / "failed-step-3.jsonl")) == 8 * 4
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2], "nothing is lost of the steps before"
     assert list(checkpoints.find(tmp_path)) == [2]

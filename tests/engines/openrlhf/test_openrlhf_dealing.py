@@ -12,7 +12,7 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 import ray
 import torch
-from engine_builders import K, make_engine, mixed_batch
+from engine_builders import K, make_engine, sampled_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf_actor import LOSS, actor_weights, experience_of, fit, make_actor
 from run_builders import small_bindings
@@ -91,7 +91,7 @@ def test_padded_passes_cost_the_ranks_much_the_same():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, dynamic):
     """After OpenRLHF's own splitting, which sorts by length with dynamic batches."""
-    batch = mixed_batch(make_engine(warm_model), n=8)
+    batch = sampled_batch(warm_model)
     actor = make_actor(warm_model)
     rows = experience_of(actor, batch)
     args = actor.strategy.args
@@ -117,7 +117,7 @@ def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, 
 def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_model, beside, flags):
     """The mean over both steps; a step with other rows would have another norm. Rows that fill up short groups go
     through the model and change nothing, even alone in a micro-batch."""
-    batch = mixed_batch(make_engine(warm_model), n=8, beside=beside)
+    batch = sampled_batch(warm_model, beside=beside)
     engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=1e-9, steps_per_batch=2))
     expected = engine.update(batch, LOSS).metrics
     bindings = ("Optimizer.learning_rate = 1e-9", "Optimizer.steps_per_batch = 2")
@@ -138,7 +138,7 @@ def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_p
     """OpenRLHF's own would restart from the initial model."""
     flags = {"train.enable_ema": True, "train.ema_beta": 0.5}
     make = partial(make_actor, warm_model, "Optimizer.learning_rate = 1e-2", **flags)
-    batch = mixed_batch(make_engine(warm_model), n=8)
+    batch = sampled_batch(warm_model)
     first = make()
     start = average(first)
     fit(first, batch)
@@ -180,7 +180,7 @@ def test_what_a_rank_writes_is_hashed_there_and_damage_is_refused_before_ray_is_
 @pytest.mark.slow
 def test_a_checkpoint_becomes_whole_tensors_for_another_number_of_ranks(warm_model, tmp_path):
     actor, saved = make_actor(warm_model), tmp_path / "checkpoint-1"
-    fit(actor, mixed_batch(make_engine(warm_model), n=8))
+    fit(actor, sampled_batch(warm_model))
     saved.mkdir()
     actor.save_state(str(saved), 1)
     sizes, flags, path = (SimpleNamespace(**values) for values in ({"num_nodes": 1}, {}, {"path": str(saved)}))

@@ -11,7 +11,7 @@ import openrlhf_on_cpu  # noqa: F401
 import peft
 import pytest
 import torch
-from engine_builders import make_engine, mixed_batch, move_adapter
+from engine_builders import move_adapter, sampled_batch
 from openrlhf_actor import make_actor, update
 from run_builders import rows
 from test_openrlhf_run import assert_every_sync_arrived, bindings, finish, seen, start
@@ -58,7 +58,7 @@ def assert_checkpoint_is_merged(folder, base):
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_checkpoint_holds_merged_weights_and_the_adapter_and_resumes_exactly(stage, warm_model, tmp_path, moved):
     actor = make_actor(warm_model, *LORA, **{"ds.zero_stage": stage})
-    batch = mixed_batch(make_engine(warm_model), n=8)
+    batch = sampled_batch(warm_model)
     update(actor, batch)
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()

@@ -9,7 +9,7 @@ import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
-from engine_builders import make_engine, mixed_batch, questions, stored_responses
+from engine_builders import make_engine, questions, sampled_batch, stored_responses
 from openrlhf.models import Actor
 from openrlhf_actor import LOSS, TrainerWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
 
@@ -58,7 +58,7 @@ def test_stored_trajectories_are_scored_and_chosen_as_on_the_local_engine(warm_m
 def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
     """Our forward pass makes no logits. It gives the same values as OpenRLHF's, which computes them from all logits,
     with temperature and packing."""
-    batch = mixed_batch(make_engine(warm_model), n=6)
+    batch = sampled_batch(warm_model, n=6)
     flags = {"ds.packing_samples": packing}
     actor = make_actor(warm_model, "Sampling.temperature = 0.7", questions_per_step=6, **flags)
     rows = rows_of(actor, batch)
@@ -91,7 +91,7 @@ ONE_BY_ONE = {"train.micro_batch_size": 1}
 def test_a_single_pass_records_log_probs_and_entropies_before_its_optimiser_step(warm_model, flags):
     """Bit-identical ones, if a row has a pass of its own; beside other rows bfloat16 rounds differently. Short groups
     are filled up, a row could not be graded, and layers that are computed twice record their values once."""
-    batch = mixed_batch(make_engine(warm_model), n=8, beside=1)
+    batch = sampled_batch(warm_model, beside=1)
     batch.rows[0][1] = replace(batch.rows[0][1], in_loss=False, advantage=0.0)
     loss = MixedPolicyLoss(response_length=24, entropy_coef=0.01)
     bindings = ("Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.entropy_coef = 0.01")
@@ -117,7 +117,7 @@ def test_a_single_pass_records_log_probs_and_entropies_before_its_optimiser_step
 @pytest.mark.parametrize("limit", [None, 1e-9])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_an_update_above_the_bound_is_skipped_and_counted_and_the_warm_up_waits_for_it(warm_model, stage, limit):
-    batch = mixed_batch(make_engine(warm_model), n=8)
+    batch = sampled_batch(warm_model)
     bindings = [f"Optimizer.skip_above_grad_norm = {limit}", "Optimizer.steps_per_batch = 2"]
     bindings += ["Optimizer.learning_rate = 1e-2", "Optimizer.warmup_steps = 4"]
     actor = make_actor(warm_model, *bindings, **{"ds.zero_stage": stage})
@@ -134,7 +134,7 @@ def test_the_rates_are_the_local_engines_and_none_of_them_is_0(warm_model):
     engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=1e-3, **bindings))
     actor = make_actor(warm_model, *(f"Optimizer.{name} = {value!r}" for name, value in bindings.items()),
                        "Optimizer.learning_rate = 1e-3", "train.steps = 3")  # fmt: skip
-    batch = mixed_batch(make_engine(warm_model), n=8)
+    batch = sampled_batch(warm_model)
     both = [[engine.update(batch, LOSS).metrics, update(actor, batch)] for _ in range(3)]
     rates = [[metrics["policy/learning_rate"] for metrics in step] for step in both]
     assert rates == [[pytest.approx(1e-3 * share)] * 2 for share in (1, 0.6545085, 0.0954915)]
@@ -142,7 +142,7 @@ def test_the_rates_are_the_local_engines_and_none_of_them_is_0(warm_model):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_gradient_that_is_not_finite_changes_no_weight(warm_model, stage):
-    batch = mixed_batch(make_engine(warm_model), n=8)
+    batch = sampled_batch(warm_model)
     actor = make_actor(warm_model, **{"ds.zero_stage": stage})
     before = actor_weights(actor)
     for experience in experience_of(actor, batch):
@@ -157,7 +157,7 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(warm_model, stage):
 
 def without_ray(model: Path, *bindings: str):
     """A trainer, and a batch with short groups, two rows of which could not be graded."""
-    batch = mixed_batch(make_engine(model), n=8, beside=1)
+    batch = sampled_batch(model, beside=1)
     for group, row in ((0, 1), (5, 0)):
         batch.rows[group][row] = replace(batch.rows[group][row], in_loss=False, advantage=0.0)
     more = ("Optimizer.learning_rate = 1e-2", "OpenRLHF.score_tokens = 200")

@@ -13,7 +13,7 @@ import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
-from engine_builders import SMALL, make_engine, mixed_batch, saved_model
+from engine_builders import SMALL, sampled_batch, saved_model
 from openrlhf.models import Actor
 from openrlhf.utils.logging_utils import TensorboardLogger, WandbLogger
 from openrlhf_actor import LOSS, TrainerWithoutRay, make_actor, rows_of, update
@@ -40,7 +40,7 @@ def gradients(model: Path, **flags) -> Gradients:
     """Of one optimiser step, and of one micro-batch."""
     actor, recorded = make_actor(model, **{"train.micro_batch_size": 32, **flags}), []
     record_gradients(actor, recorded)
-    update(actor, mixed_batch(make_engine(model), n=8))
+    update(actor, sampled_batch(model))
     return recorded
 
 
@@ -78,7 +78,7 @@ def test_the_balancing_loss_of_experts_is_added_with_its_coefficient(experts_mod
     """Its gradient is that of transformers' own `aux_loss` over the same rows, times the coefficient."""
     [plain], [balanced] = gradients(experts_model), gradients(experts_model, **{"actor.aux_loss_coef": 0.5})
     model = AutoModelForCausalLM.from_pretrained(experts_model, dtype=torch.bfloat16, output_router_logits=True)
-    actor, batch = make_actor(experts_model), mixed_batch(make_engine(experts_model), n=8)
+    actor, batch = make_actor(experts_model), sampled_batch(experts_model)
     rows = [torch.tensor([*row.prompt, *row.response.tolist()]) for row in rows_of(actor, batch)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True)
@@ -111,7 +111,7 @@ def log_a_step(model: Path, logger: str, made, **flags) -> TrainerWithoutRay:
     actor = make_actor(model, **flags)
     trainer = TrainerWithoutRay(actor)
     setattr(trainer, logger, made(actor.strategy.args))
-    trainer.update(mixed_batch(make_engine(model), n=8), LOSS)
+    trainer.update(sampled_batch(model), LOSS)
     return trainer
 
 
