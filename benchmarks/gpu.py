@@ -49,7 +49,6 @@ from transformers import AutoModelForCausalLM
 
 from exgrpo_orlhf.doctor.finding import PACKAGES, version
 from exgrpo_orlhf.engines.local import TorchEngine
-from exgrpo_orlhf.engines.local.forward import measure
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
 from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.objective.token_stats import token_stats
@@ -151,7 +150,7 @@ def by_the_engine(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> dict
     engine, plan = work.engine("bfloat16"), Plan(1, [group.question for group in batch.groups], [], {})
     return {
         "generation": timed(work, lambda: list(engine.rollout(plan, len(batch.rows[0]))), repeats=1),
-        "scoring": timed(work, lambda: measure(engine.forward, rows, work.size.tokens)),
+        "scoring": timed(work, lambda: engine.forward.measure(rows, work.size.tokens)),
         "update": timed(work, lambda: engine.update(batch, work.loss)),
     }
 

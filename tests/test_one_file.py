@@ -15,7 +15,7 @@ from replay_builders import rollout
 from run_builders import ROOT
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.local.forward import PolicyForward, measure
+from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import TokenBatch
 from exgrpo_orlhf.records import Question, RolloutGroup, Trajectory
@@ -80,7 +80,7 @@ class Package:
         candidates = self.buffer.trajectories(question.id)
         assert [tuple(one.token_ids.tolist()) for one in candidates] == [one.tokens for one in stored]
         rows = [ForwardRow(self.module.encode(text), one.token_ids) for one in candidates]
-        measured = measure(self.forward, rows, 2048)
+        measured = self.forward.measure(rows, 2048)
         assert [one.entropy for one in measured] == pytest.approx(entropies, abs=1e-5)
         measured = [one._replace(entropy=entropy) for one, entropy in zip(measured, entropies, strict=True)]
         chosen = self.experiment.selector.choose({question: candidates}, {question: measured}, np.random.default_rng())

@@ -11,7 +11,7 @@ import pytest
 from eval_builders import CHAINS, RUN_BENCH
 from eval_builders import byte_model as make_byte_model
 
-from exgrpo_orlhf.evaluation import bench_run, report_charts
+from exgrpo_orlhf.evaluation import bench_run, report
 from exgrpo_orlhf.show.charts import Chart
 from exgrpo_orlhf.workers.fork_server import close_workers
 
@@ -43,8 +43,9 @@ def bench(script, monkeypatch, capsys):
         capsys.readouterr()
         with monkeypatch.context() as patch:
             if words[0] != "report":
-                for chart in ("accuracies", "pass_curves", "lengths"):
-                    patch.setattr(report_charts, chart, lambda *_: Chart("not drawn", "none", 1, 1, "data:,"))
+                for chart in ("_accuracies", "_pass_curve"):
+                    patch.setattr(report, chart, lambda *_: Chart("not drawn", "none", 1, 1, "data:,"))
+                patch.setattr(report, "_lengths", lambda *_: [])
             ended = script.main()
         output = capsys.readouterr()
         assert ended == status, output.err

@@ -22,6 +22,7 @@ from ...objective import MixedPolicyLoss
 from ...progress import Clock
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, RolloutGroup
+from ...sampling import EngineLost
 from ...sampling.ray_engines import RaySampler, results
 from ..engine import Engine, Job, LogProbs, NonFiniteUpdate, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
@@ -102,8 +103,13 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     # -- what the training loop calls ---------------------------------------------------------------------------------
 
     def behaviour_logprobs(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
-        """Of the vLLM engine that sampled them: the actors are at work on the batch before."""
-        logprobs: list[Any] = [rollout.sampler_logprobs for group in groups for rollout in group.rollouts]
+        """Of the vLLM engine that sampled them: the actors are at work on the batch before. Raises EngineLost."""
+        logprobs: list[LogProbs] = []
+        for group in groups:
+            for rollout in group.rollouts:
+                if rollout.sampler_logprobs is None:
+                    raise EngineLost(f"vLLM gave a response to question {group.question.id} without its log-probs")
+                logprobs.append(rollout.sampler_logprobs)
         return logprobs
 
     def broadcast_to_vllm(self) -> None:
