@@ -53,7 +53,7 @@ def ordinary(count: int, seed: int) -> list[Pair]:
     golds, pairs = [], {}
     for name, field in files.items():
         lines = (DATA / f"{name}_test.jsonl").read_text(encoding="utf-8").split("\n")
-        golds += [gold_texts(str(json.loads(line)[field]))[0] for line in lines if line]
+        golds += [gold_texts(json.loads(line)[field])[0] for line in lines if line]
     forms = (
         r"So the final answer is $\boxed{{{0}}}$.",
         r"Step {1}: we add. Therefore, $x = {0}$, and the answer is \boxed{{{0}}}.",

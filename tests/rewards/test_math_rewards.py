@@ -69,7 +69,7 @@ def golds(shared_data) -> dict[str, list[str]]:
     fields = {"math500": "answer", "aime24": "expected_answer", "aime25": "expected_answer", "amc23": "answer"}
     fields |= {"minerva": "solution", "gsm8k": "answer"}
     texts = {
-        name: [math.gold_texts(str(row[field]))[0] for row in rows(shared_data / f"{name}_test.jsonl")]
+        name: [math.gold_texts(row[field])[0] for row in rows(shared_data / f"{name}_test.jsonl")]
         for name, field in fields.items()
     }
     valid = pq.read_table(shared_data / "exgrpo_valid.parquet", columns=["reward_model"]).to_pylist()

@@ -5,7 +5,9 @@ Two graders: ours, and math-verify as it is commonly called (`grade_by_math_veri
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
 
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
@@ -77,13 +79,21 @@ def grade_by_math_verify(answer: Answer) -> Grade:
 
 
 def _no_gold(answer: Answer) -> Grade:
-    return Grade("error", None, reason=f"the gold answer {answer.gold!r} holds no text")
+    return Grade("error", None, reason=f"the gold answer {answer.gold!r} is empty or no text, number or list of these")
 
 
-def gold_texts(gold: str | list[str]) -> list[str]:
-    """The texts of a gold answer, or of a list of alternatives. [] where it holds no answer."""
-    if isinstance(gold, list):
+def gold_texts(gold: Any) -> list[str]:
+    """The texts of a gold answer: text, a number, or a list of alternatives. [] where it holds no answer."""
+    if isinstance(gold, list | tuple):
         return [text for each in gold for text in gold_texts(each)]
+    if isinstance(gold, float) and not math.isfinite(gold):
+        return []
+    if isinstance(gold, int | float) and not isinstance(gold, bool):
+        return [str(int(gold)) if gold == int(gold) and abs(gold) < 1e15 else repr(gold)]
+    if isinstance(gold, bool):
+        return [str(gold)]
+    if not isinstance(gold, str):
+        return []
     text = visible(gold).rpartition("####")[2]  # GSM8K: the solution, then the answer
     box = last_box(text)
     if box is None and "\\boxed" in text:
