@@ -268,7 +268,7 @@ def test_the_small_model_has_a_layer_of_each_kind_of_the_bound_one(tmp_path, bou
     tiny.make_model(str(tmp_path / "bound"), tmp_path / "small", 1)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "small", dtype=torch.float32)
     assert model.config.num_hidden_layers == layers
-    assert model.num_parameters() < 2 * 10**7
+    assert model.num_parameters() < 3 * 10**7
     kinds = {type(part) for part in model.modules()}
     with torch.device("meta"):
         assert kinds >= {type(part) for part in AutoModelForCausalLM.from_config(bound).modules()}
