@@ -254,7 +254,7 @@ JAMBA = {"attn_layer_offset": 2, "attn_layer_period": 8, "expert_layer_offset": 
     ("bound", "layers"),
     [
         (Qwen3Config(num_hidden_layers=4), 2),  # all alike
-        (Qwen3NextConfig(num_hidden_layers=8, layer_types=PATTERN * 2, num_experts=8), 4),
+        (Qwen3NextConfig(num_hidden_layers=8, layer_types=PATTERN * 2, num_experts=8, num_experts_per_tok=2), 4),
         (JambaConfig(num_hidden_layers=8, num_experts=2, **JAMBA), 3),  # by modules alone
         (SmolLM3Config(num_hidden_layers=8), 4),  # every fourth is without positions
         (Lfm2Config(num_hidden_layers=4, layer_types=["conv", "conv", "conv", "full_attention"]), 4),
