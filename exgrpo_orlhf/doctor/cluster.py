@@ -249,7 +249,7 @@ class DoctorTrainer(MixedTrainer):
         the experiment has replay, and save a checkpoint."""
         run = prepare(self.job, lambda checkpoint: self)
         run.run(StopFile(self.job.run))
-        rows = [json.loads(line) for line in (self.job.run / "metrics.jsonl").read_text().split("\n") if line][1:]
+        _, *rows = run.metrics.rows()
         last = rows[-1]
         (self.job.run / STATES).write_text(json.dumps(self._states()))
         bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]

@@ -38,6 +38,12 @@ def plus_minus(mean: Mean | None, unit: float = 1.0) -> str:
     return number(mean.value / unit) + half
 
 
+def difference(mean: Mean) -> tuple[str, str]:
+    """(value, interval), with their signs."""
+    bounds = [number(bound, mean.value, "+") for bound in mean.bounds or ()]
+    return number(mean.value, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
+
+
 def p_value(p: float | None) -> str:
     return NONE if p is None else "<0.0001" if p < 1e-4 else f"{p:.4f}"
 

@@ -7,7 +7,7 @@ from html import escape
 
 from ..show.page import page as filled
 from ..show.seeds import EXACT_UP_TO, Mean
-from ..show.tables import NONE, Table, aligned, csv_text, markdown_table, number, p_value, plus_minus
+from ..show.tables import NONE, Table, aligned, csv_text, difference, markdown_table, number, p_value, plus_minus
 from . import comparison_charts as charts
 from .comparison import COSTS, MEASURES, Comparison, differing_settings
 from .curve import UNITS, TrackedRun
@@ -42,11 +42,7 @@ def tables(comparison: Comparison) -> tuple[Table, Table | None]:
     for effect in comparison.differences:
         heading = headings.pop(effect.measure, "")  # a measure is named in its first row
         ps = map(p_value, (effect.mean.p, effect.p_holm, effect.p_exact))
-        bounds = [number(bound, effect.mean.value, "+") for bound in effect.mean.bounds or ()]
-        between = f"[{', '.join(bounds)}]" if bounds else NONE
-        rows.append(
-            (heading, effect.variant, str(len(effect.seeds)), number(effect.mean.value, sign="+"), between, *ps)
-        )
+        rows.append((heading, effect.variant, str(len(effect.seeds)), *difference(effect.mean), *ps))
     return of_variants, Table(title, names, tuple(rows), 2)
 
 
