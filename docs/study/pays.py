@@ -28,7 +28,7 @@ from combined import rows_of  # noqa: E402  (in this folder)
 from exgrpo_orlhf import config  # noqa: E402
 from exgrpo_orlhf.experiment import Experiment  # noqa: E402
 from exgrpo_orlhf.files import write  # noqa: E402
-from exgrpo_orlhf.show.seeds import Mean, paired  # noqa: E402
+from exgrpo_orlhf.show.seeds import Mean, mean, sign_flip  # noqa: E402
 from exgrpo_orlhf.show.tables import csv_text, first_few  # noqa: E402
 
 FILE = HERE / "pays_runs.csv"
@@ -184,21 +184,21 @@ def _table(
 ) -> Iterator[str]:
     tokens = smallest_end(list(runs.values()))
     priced = {name: (prices, smallest_end(list(runs.values()), prices)) for name, prices in PRICES.items()}
-    gain = paired([runs[method, seed].at(tokens) - runs[control, seed].at(tokens) for seed in CONFIRMED])
-    yield f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {interval(gain.mean)}, exact p {gain.p_exact:.4f}"
+    gains = [runs[method, seed].at(tokens) - runs[control, seed].at(tokens) for seed in CONFIRMED]
+    yield f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {interval(mean(gains))}, exact p {sign_flip(gains):.4f}"
     for name, (prices, cost) in priced.items():
         differences = [runs[method, seed].at(cost, prices) - runs[control, seed].at(cost, prices) for seed in CONFIRMED]
-        yield f"at equal seconds ({name}): {interval(paired(differences).mean)}"
+        yield f"at equal seconds ({name}): {interval(mean(differences))}"
     head = ["arm", "rate", "at equal tokens", f"less {control}", *priced, *WHY]
     yield "\n| " + " | ".join(head) + " |\n|" + "---|" * len(head)
     for arm in arms:
         of_arm = [runs[arm, seed] for seed in REPORT]
         at = [run.at(tokens) for run in of_arm]
-        gain = paired([value - runs[control, seed].at(tokens) for value, seed in zip(at, REPORT, strict=True)])
+        gain = mean([value - runs[control, seed].at(tokens) for value, seed in zip(at, REPORT, strict=True)])
         seconds = [f"{np.mean([run.at(cost, prices) for run in of_arm]):.3f}" for prices, cost in priced.values()]
         sums = {name: float(np.mean([run.sums[name][-1] for run in of_arm])) for name in SUMS}
         why = [f"{measure(sums):.3g}" for measure in WHY.values()]
-        less = "" if arm == control else interval(gain.mean)
+        less = "" if arm == control else interval(gain)
         yield "| " + " | ".join([arm, rates[arm], f"{np.mean(at):.3f}", less, *seconds, *why]) + " |"
 
 
