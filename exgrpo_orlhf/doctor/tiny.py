@@ -97,6 +97,11 @@ def _shape(bound: PretrainedConfig, tensor_parallel: int) -> PretrainedConfig:
         "hidden_size": heads * HEAD,
         "intermediate_size": 2 * heads * HEAD,
         "moe_intermediate_size": heads * HEAD,
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,  # of experts
+        "topk_group": 1,
         "max_window_layers": layers,
         # Of the layers' weights. Much smaller ones would leave the last token's embedding as it is, and with tied
         # weights all responses would repeat that token: no group would have a signal.
