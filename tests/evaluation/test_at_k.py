@@ -47,3 +47,19 @@ def test_majority_of_fewer_is_unbiased():
     drawn = np.random.default_rng(0).choice(3, (20_000, 9), p=chances)
     shares = maj_at_k([[str(key) for key in row] for row in drawn], drawn == 0, 3)
     assert abs(shares.mean() - truth) < 3 * shares.std() / math.sqrt(len(shares))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pass_at_k([1], 4, 5), "k must be from 1 to the number of samples, n = 4; got 5"),
+        (lambda: pass_at_k([1], 4, 0), "got 0"),
+        (lambda: pass_at_k([5], 4, 2), "whole numbers from 0 to n = 4"),
+        (lambda: pass_at_k([0.5], 4, 2), "whole numbers"),
+        (lambda: maj_at_k([["1", "2"]], [[1, 0]], 3), "n = 2; got 3"),
+        (lambda: maj_at_k([["1"]], [[1, 0]], 1), "2 keys for each of 1 questions"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
