@@ -76,7 +76,8 @@ class QueuedSampler(Sampler):
 
 class StreamSampler(QueuedSampler):
     """Requests in an event loop with its own thread. It runs until `close`, because an engine's connections belong to
-    the loop that opened them. A failure is raised after the responses that arrived before it.
+    the loop that opened them. A failure is raised after the responses that arrived before it; from then on no request
+    is begun.
 
     at_once: requests under way at a time
     """
@@ -88,6 +89,7 @@ class StreamSampler(QueuedSampler):
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
         self._free, self._under_way = asyncio.Semaphore(self.at_once), 0
+        self._failed = threading.Event()  # of the requests since the last `_cancel`
         self._done: queue.SimpleQueue[Future[list[Rollout]]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
@@ -100,16 +102,21 @@ class StreamSampler(QueuedSampler):
     async def _answer(self, request: Request, seed: int) -> Rollout:
         """One response. Raises EngineLost."""
 
-    async def _answers(self, request: Request, seed: int) -> list[Rollout]:
+    async def _answers(self, request: Request, seed: int, failed: threading.Event) -> list[Rollout]:
         async with self._free:
+            if failed.is_set():
+                await asyncio.Event().wait()  # until it is cancelled: the caller learns of the failure a moment later
             self._under_way += 1
             try:
                 return [await self._answer(request, seed + k) for k in range(request.n)]
+            except Exception:  # and not where it is cancelled
+                failed.set()
+                raise
             finally:
                 self._under_way -= 1
 
     def _send(self, request: Request, seed: int) -> Any:
-        future = asyncio.run_coroutine_threadsafe(self._answers(request, seed), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._answers(request, seed, self._failed), self._loop)
         future.add_done_callback(self._done.put)
         return future
 
@@ -128,6 +135,7 @@ class StreamSampler(QueuedSampler):
     def _cancel(self, handles: Collection[Any]) -> None:
         for future in handles:
             future.cancel()
+        self._failed = threading.Event()
         end = time.monotonic() + _LAST_WORDS
         while handles and self._under_way and time.monotonic() < end:
             time.sleep(POLL)
