@@ -43,7 +43,7 @@ from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import Rollout
 from exgrpo_orlhf.sampling import Portion, Request, Sampler, ServedRollout
 from exgrpo_orlhf.sampling.generation import generate
-from exgrpo_orlhf.sampling.loop import LoopSampler
+from exgrpo_orlhf.sampling.torch_loop import LoopSampler
 from exgrpo_orlhf.sampling.vllm_processes import VllmProcesses
 from exgrpo_orlhf.sampling.vllm_requests import sampling_params
 
@@ -81,7 +81,7 @@ def main() -> int:
         evaluation = EvaluationPlan(
             builder=asker, sets=[questions], not_run={}, limit=size.questions, plain=True, timeout=5.0, workers=0,
             engine={"name": arguments.engine}, groups={benchmark.group: [benchmark.name]}, suite=None,
-            record={}, session={},
+            record={}, provenance={},
         )  # fmt: skip
         requests = asker.requests([questions])
         answers = {row: question.answer for row, question in questions.rows}
@@ -168,17 +168,13 @@ def bare_vllm(engine: VllmProcesses, requests: Sequence[Request]) -> None:
     async def generate_all() -> None:
         await asyncio.gather(*(generate_one(i, request) for i, request in enumerate(requests)))
 
-    engine._run(generate_all())
+    asyncio.run_coroutine_threadsafe(generate_all(), engine._loop).result()
 
 
 def bare_transformers(engine: LoopSampler, requests: Sequence[Request]) -> None:
     for _, places in engine._chunks(requests):
         chunk = [request for *_, request in places]
-        generate(
-            engine.model, [request.prompt_ids for request in chunk], end=engine.end, pad=engine.pad,
-            max_new_tokens=chunk[0].max_tokens, temperature=chunk[0].temperature, top_p=chunk[0].top_p,
-            seeds=[request.seed_at(0) for request in chunk],
-        )  # fmt: skip
+        generate(engine.model, chunk, end=engine.end, pad=engine.pad, seeds=[one.seed_at(0) for one in chunk])
 
 
 def make_model(folder: Path, width: int, layers: int) -> Path:

@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from exgrpo_orlhf.objective import products
 from exgrpo_orlhf.sampling import batch, generation
+from exgrpo_orlhf.sampling.request import Request
 from exgrpo_orlhf.sampling.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.tasks.word_problems import WordProblems
 
@@ -48,10 +49,11 @@ Prompts = list[list[int]]
 Variant = Callable[[PreTrainedModel, Prompts, int], list[list[int]]]
 
 
-def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, contexts: Sequence[Any] = ()) -> list[list[int]]:
+def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, turns: Sequence[Any] = ()) -> list[list[int]]:
     torch.manual_seed(0)
-    limits: dict[str, Any] = {"end": [-1], "pad": 0, "max_new_tokens": tokens}
-    rollouts = generation.generate(model, prompts, **limits, temperature=1.0, contexts=contexts)
+    rows = zip(prompts, turns or [None] * len(prompts), strict=True)
+    requests = [Request(prompt, 0, tokens, 1.0, turn_of=turn) for prompt, turn in rows]
+    rollouts = generation.generate(model, requests, end=[-1], pad=0)
     return [rollout.token_ids.tolist() for rollout in rollouts]
 
 
@@ -74,7 +76,7 @@ def copied(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[i
 
 
 def in_turns(model: PreTrainedModel, prompts: Prompts, tokens: int, turns: int = 4) -> list[list[int]]:
-    texts, contexts = prompts, [SimpleNamespace(computed=None) for _ in prompts]
+    texts, contexts = prompts, [SimpleNamespace(computed=None, last_turn=False) for _ in prompts]
     for _ in range(turns):
         new = ours(model, texts, tokens // turns, contexts)
         texts = [[*text, *turn] for text, turn in zip(texts, new, strict=True)]

@@ -70,8 +70,8 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     from exgrpo_orlhf.evaluation import evaluated_model, sets
     from exgrpo_orlhf.evaluation.bench_run import EvaluationPlan, evaluate
     from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
-    from exgrpo_orlhf.evaluation.folder import progress
-    from exgrpo_orlhf.evaluation.session import session
+    from exgrpo_orlhf.evaluation.provenance import provenance
+    from exgrpo_orlhf.evaluation.results_folder import progress
     from exgrpo_orlhf.stopping import StopRequest
 
     transformers.utils.logging.disable_progress_bar()
@@ -127,7 +127,7 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
             "command": [Path(sys.argv[0]).name, *map(without_password, words)],
             "asked_otherwise": _prompt_departures(builder, training),
         },
-        session=session(),
+        provenance=provenance(),
     )
     logging.info("%d benchmarks, %d questions → %s", len(available), sum(len(each.rows) for each in available), out)
     with StopRequest("responses under way are finished and saved, then the evaluation ends") as stop:
@@ -265,7 +265,7 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
         arguments.engine = "vllm" if find_spec("vllm") else "transformers"
         logging.info("--engine %s", arguments.engine)
     if arguments.engine == "openai":
-        from exgrpo_orlhf.sampling.server import ServerSampler
+        from exgrpo_orlhf.sampling.openai_server import ServerSampler
 
         key = os.environ.get(arguments.key_variable)
         server = ServerSampler(
@@ -275,7 +275,7 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
             **_options(arguments, "api", "concurrency"),
             chat_template_kwargs=_kwargs(arguments) if arguments.api == "chat" else None,
         )
-        server.check()
+        server.check_server()
         return lambda: server
     if arguments.engine == "vllm":
         from exgrpo_orlhf.sampling.vllm_processes import VllmProcesses
@@ -295,7 +295,7 @@ def _loop(arguments: argparse.Namespace, model: Any) -> Any:
     from exgrpo_orlhf.engines.local.placement import device_of, dtype_of, end_and_pad, load
     from exgrpo_orlhf.sampling import EngineLost
     from exgrpo_orlhf.sampling.generation import check_rows
-    from exgrpo_orlhf.sampling.loop import LoopSampler
+    from exgrpo_orlhf.sampling.torch_loop import LoopSampler
 
     torch.set_num_threads(arguments.threads)
     try:
@@ -420,7 +420,7 @@ def _report(words: list[str]) -> int:
 
 def _table(words: list[str]) -> int:
     from exgrpo_orlhf import checkpoints, config
-    from exgrpo_orlhf.evaluation import folder, paper
+    from exgrpo_orlhf.evaluation import paper, results_folder
     from exgrpo_orlhf.study.paper_table import suite_table
 
     published = paper.read_paper(PROJECT / "evals" / "paper.toml")
@@ -448,8 +448,8 @@ def _table(words: list[str]) -> int:
                 of_run = argparse.Namespace(**{**vars(arguments), "model": str(checkpoint), "out": out})
                 if status := _run(["table", *words], of_run):
                     return status
-            if (out / folder.RESULTS).exists():
-                by_seed[run.name] = folder.read_results(out)
+            if (out / results_folder.RESULTS).exists():
+                by_seed[run.name] = results_folder.read_results(out)
             else:
                 logging.warning("%s: %s", run, "not evaluated" if checkpoint else "no finished run")
     print(suite_table(published, name, suite, arguments.backbone, results))

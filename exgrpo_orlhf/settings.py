@@ -1,8 +1,8 @@
 """The settings of a run: frozen, picklable, checked on construction.
 
-What a single value may be stands in the annotation of its field, and `check` says what is wrong with one that is not
-allowed: when its object is made, and before that where a gin file binds it. MAY_CHANGE names those that may differ when
-a run is continued: its length, what is kept of it, where things lie.
+What a single value may be stands in the annotation of its field, and `check_settings` says what is wrong with one that
+is not allowed: when its object is made, and before that where a gin file binds it. MAY_CHANGE names those that may
+differ when a run is continued: its length, what is kept of it, where things lie.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ShareBelowOne = Annotated[float, Bound("must lie in [0, 1)", lambda value: 0 <= 
 PositiveShare = Annotated[float, Bound("must lie in (0, 1]", lambda value: 0 < value <= 1)]
 
 
-def check(owner: type, values: Mapping[str, Any], prefix: str | None = None) -> None:
+def check_settings(owner: type, values: Mapping[str, Any], prefix: str | None = None) -> None:
     """Compare arguments of a class with their annotations: a type or several, `Literal`, and `Bound` in `Annotated`.
 
     What a tuple or a mapping holds is left to the class, and so is a `Literal` beside a type.
@@ -106,7 +106,7 @@ class TrainSettings:
     generate_ahead: bool = False
 
     def __post_init__(self) -> None:
-        check(TrainSettings, vars(self), "train.")
+        check_settings(TrainSettings, vars(self), "train.")
         rows = self.questions_per_step * self.group_size
         require(
             rows <= MOST_ROWS,
@@ -127,7 +127,7 @@ class Sampling:
     max_response_tokens: Count = 8192
 
     def __post_init__(self) -> None:
-        check(Sampling, vars(self))
+        check_settings(Sampling, vars(self))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Optimizer:
     passes_per_batch: Count = 1
 
     def __post_init__(self) -> None:
-        check(Optimizer, vars(self))
+        check_settings(Optimizer, vars(self))
         require(
             (self.decay_steps is None) == (self.schedule == "constant"),
             f"Optimizer.schedule = {self.schedule!r} needs Optimizer.decay_steps, the optimiser step at its end"
@@ -185,7 +185,7 @@ class LoRA:
     targets: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
-        check(LoRA, vars(self))
+        check_settings(LoRA, vars(self))
         names = self.targets if isinstance(self.targets, tuple) else ()
         require(
             self.targets == "all-linear" or (len(names) > 0 and all(isinstance(name, str) and name for name in names)),
@@ -215,7 +215,7 @@ class Work:
     experience: str | None = None
 
     def __post_init__(self) -> None:
-        check(Work, vars(self))
+        check_settings(Work, vars(self))
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class LocalEngine:
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        check(LocalEngine, vars(self))
+        check_settings(LocalEngine, vars(self))
 
     def samples_by_vllm(self, device: str) -> bool:
         """device: its type, as torch names it"""
@@ -291,7 +291,7 @@ class OpenRLHF:
             )
             dashed = [flag for flag in flags if flag.startswith("-")]
             require(not dashed, f"OpenRLHF.{name}: flags are named without dashes, got {', '.join(dashed)}")
-        check(OpenRLHF, vars(self))
+        check_settings(OpenRLHF, vars(self))
 
     def all_flags(self) -> dict[str, Any]:
         return {**self.flags, **self.more_flags}
@@ -316,7 +316,7 @@ class Evaluation:
     disjoint_from: str | None = "paper"
 
     def __post_init__(self) -> None:
-        check(Evaluation, vars(self))
+        check_settings(Evaluation, vars(self))
         require(
             self.samples == 1 or self.temperature > 0,
             f"Evaluation.samples = {self.samples} at Evaluation.temperature = 0 would all be the same; set one of them",
@@ -340,7 +340,7 @@ class Tracking:
     also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check(Tracking, vars(self))
+        check_settings(Tracking, vars(self))
         known = ("wandb", "tensorboard", "trackio", "swanlab", "comet_ml")
         unknown = [name for name in self.also if name not in known]
         require(not unknown, f"Tracking.also takes {', '.join(map(repr, known))}; got {self.also!r}")

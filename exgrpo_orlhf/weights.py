@@ -59,7 +59,7 @@ def locate(name: str) -> str:
     raise WeightsError(why)
 
 
-def check(path: str | Path, tokenizer: Any) -> None:
+def check_model_files(path: str | Path, tokenizer: Any) -> None:
     """Compare a model with its configuration and its tokenizer. Tied weights may be absent, and what its class in
     transformers lets be absent. A quantized model's weights have other names: only their values are looked at.
 

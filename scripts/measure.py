@@ -62,14 +62,14 @@ def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
         return measures.entropy(found, experiment.mixer.buckets)
     if not (arguments.base_url and arguments.model and arguments.prompt):
         raise ValueError("judge needs --base-url, --model and --prompt")
-    from exgrpo_orlhf.sampling.server import ServerSampler
+    from exgrpo_orlhf.sampling.openai_server import ServerSampler
 
     prompt = arguments.prompt.read_text(encoding="utf-8")
     key = os.environ.get("OPENAI_API_KEY")
     sampler = ServerSampler(arguments.base_url, arguments.model, api="chat", key=key, concurrency=arguments.concurrency)
     sampling = {"seed": 0, "max_tokens": arguments.max_tokens, "temperature": 0.6, "top_p": 0.95}  # the paper's
     try:
-        sampler.check()
+        sampler.check_server()
         measures.judge(run, found, prompt, arguments.model, sampler, sampling)
     finally:
         sampler.close()

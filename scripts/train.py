@@ -56,7 +56,7 @@ def main() -> int:
     )
     from exgrpo_orlhf.config import gin_files
     from exgrpo_orlhf.doctor import finding
-    from exgrpo_orlhf.evaluation.session import git_commit
+    from exgrpo_orlhf.evaluation.provenance import git_commit
     from exgrpo_orlhf.rewards import GradingError, NoGrader
     from exgrpo_orlhf.sampling import EngineLost
     from exgrpo_orlhf.tracking.client import own_tags
@@ -193,7 +193,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
             names = (f"{stem}{end}" for stem in WEIGHTS for end in ("", ".index.json"))
             if Path(path).is_dir() or any(isinstance(try_to_load_from_cache(path, each), str) for each in names):
                 with _noted(problems):
-                    weights.check(path, tokenizer)
+                    weights.check_model_files(path, tokenizer)
             else:
                 problems.append(f"the weights of {path} are not in the hub's cache here: hf download {path}")
             prompts = PromptEncoder(experiment.prompts, tokenizer)
@@ -201,7 +201,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
                 ids = prompts.token_ids(question)
                 print(f"prompt      {len(ids)} tokens, with a question of {question.source}:")
                 print(textwrap.indent(str(tokenizer.decode(ids)), " " * 12, lambda _: True), flush=True)
-            prompts.check([*training, *validation])
+            prompts.check_prompts([*training, *validation])
     updates = experiment.optimizer.steps_per_batch * experiment.optimizer.passes_per_batch
     print(f"batch       {s.questions_per_step} questions × {s.group_size} rows of at most {longest:,} tokens", end="; ")
     print(f"{updates} optimiser step{'s' if updates > 1 else ''}")

@@ -121,12 +121,12 @@ def _no_pictures() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _one_session() -> Iterator[None]:
     """Two processes of git and ten versions of libraries are 0.06 s of each small run. In this process they stay."""
-    from exgrpo_orlhf.evaluation import session
+    from exgrpo_orlhf.evaluation import provenance
 
-    commit, versions = session.git_commit(), session.versions()
+    commit, versions = provenance.git_commit(), provenance.versions()
     with (
-        patch.object(session, "git_commit", lambda: commit),
-        patch.object(session, "versions", lambda: dict(versions)),
+        patch.object(provenance, "git_commit", lambda: commit),
+        patch.object(provenance, "versions", lambda: dict(versions)),
     ):
         yield
 

@@ -159,42 +159,44 @@ def test_a_whole_model_of_any_architecture_is_no_finding_and_a_missing_tensor_is
     config = AutoConfig.for_model(kind, **SMALL, **KINDS[kind], **tokens, tie_word_embeddings=tied)
     saved_model(config, raw_model, tmp_path)
     tokenizer, file = AutoTokenizer.from_pretrained(raw_model), tmp_path / "model.safetensors"
-    weights.check(tmp_path, tokenizer)
+    weights.check_model_files(tmp_path, tokenizer)
     tensors = load_file(file)
     if kind == "gpt2":
         save_file({**tensors, "transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8)}, file, metadata={"format": "pt"})
-        weights.check(tmp_path, tokenizer)
+        weights.check_model_files(tmp_path, tokenizer)
     dropped = [*tensors][len(tensors) // 2]
     save_file(without(dropped)(tensors), file, metadata={"format": "pt"})
     with pytest.raises(weights.WeightsError):
-        weights.check(tmp_path, tokenizer)
+        weights.check_model_files(tmp_path, tokenizer)
 
 
 def test_weights_in_half_precision_in_a_pickle_or_with_a_tied_head_of_their_own_are_no_finding(raw_model, tmp_path):
     tokenizer, tensors = AutoTokenizer.from_pretrained(raw_model), load_file(raw_model / "model.safetensors")
     head = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
-    weights.check(copied(raw_model, tmp_path / "head", lambda all: {**all, **head}), tokenizer)
-    weights.check(copied(raw_model, tmp_path / "half", lambda all: {k: v.half() for k, v in all.items()}), tokenizer)
+    weights.check_model_files(copied(raw_model, tmp_path / "head", lambda all: {**all, **head}), tokenizer)
+    weights.check_model_files(
+        copied(raw_model, tmp_path / "half", lambda all: {k: v.half() for k, v in all.items()}), tokenizer
+    )
     pickled = copied(raw_model, tmp_path / "pickled")
     (pickled / "model.safetensors").unlink()
     torch.save(tensors, pickled / "pytorch_model.bin")
-    weights.check(pickled, tokenizer)
+    weights.check_model_files(pickled, tokenizer)
     torch.save(without("model.norm")(tensors), pickled / "pytorch_model.bin")
     with pytest.raises(weights.WeightsError, match="lacks 1 of its weights"):
-        weights.check(pickled, tokenizer)
+        weights.check_model_files(pickled, tokenizer)
     torch.save({"epoch": 3, "state_dict": tensors}, pickled / "pytorch_model.bin")
     with pytest.raises(weights.WeightsError, match=r"model\.bin: 'epoch' is no tensor; the file must be"):
-        weights.check(pickled, tokenizer)
+        weights.check_model_files(pickled, tokenizer)
 
 
 def test_a_whole_model_is_no_finding_in_a_forked_process(raw_model):
     tokenizer = AutoTokenizer.from_pretrained(raw_model)
-    weights.check(raw_model, tokenizer)  # torch has its threads before the fork
+    weights.check_model_files(raw_model, tokenizer)  # torch has its threads before the fork
     for _ in range(30):
         if not (child := os.fork()):
             status = 1
             try:
-                weights.check(raw_model, tokenizer)
+                weights.check_model_files(raw_model, tokenizer)
                 status = 0
             finally:
                 os._exit(status)
@@ -205,10 +207,10 @@ def test_an_image_token_that_nothing_writes_may_lie_beyond_the_vocabulary_and_on
     """The first is so in Gemma 3 1B."""
     tokenizer = AutoTokenizer.from_pretrained(raw_model)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    weights.check(raw_model, tokenizer)
+    weights.check_model_files(raw_model, tokenizer)
     tokenizer.chat_template = "{{ messages[0].content }}<image>"
     with pytest.raises(weights.WeightsError, match=r"1 of the tokenizer's are beyond them .'<image>'"):
-        weights.check(raw_model, tokenizer)
+        weights.check_model_files(raw_model, tokenizer)
 
 
 # -- adapters, code and names ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ checkpoint-<step>/trainer/    state.json, and of the local engine optimizer.pt
 checkpoint-<step>/_actor/     of the OpenRLHF engine: DeepSpeed's state
 checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
 checkpoint-<step>/adapter/    with LoRA: the adapter alone (engines/lora.py); the weights at the root are merged
-checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (training/prefetch.py)
+checkpoint-<step>/ahead/      with train.generate_ahead: the next step's batch (training/ahead.py)
 best                          a link to the checkpoint with the best train.best_metric
 """
 
@@ -192,9 +192,9 @@ def _verify(checkpoint: Path, contents: bool) -> None:
     """Raises ManifestError."""
     saved = manifest.verify(checkpoint, contents)
     identity = checkpoint.parent / IDENTITY
-    if identity.exists() and (ours := identity.read_text(encoding="utf-8", errors="replace").strip()) != saved.run:
+    if identity.exists() and (run := identity.read_text(encoding="utf-8", errors="replace").strip()) != saved.run:
         raise manifest.ManifestError(
-            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {identity} names {ours}"
+            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {identity} names {run}"
         )
 
 

@@ -52,7 +52,7 @@ from ..settings import (
     Tracking,
     TrainSettings,
     Work,
-    check,
+    check_settings,
 )
 from ..study.suite import Suite
 from ..tasks.modular_chains import ModularChains
@@ -304,7 +304,7 @@ def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> d
         _check_name(selector, parameter, where)
         if not isinstance(value, gin.config.ConfigurableReference):
             try:
-                check(_TARGETS[selector], {parameter: value}, f"{selector}.")
+                check_settings(_TARGETS[selector], {parameter: value}, f"{selector}.")
             except ValueError as error:
                 raise ConfigError(f"{where}: {error}") from error
         gin.bind_parameter((scope, selector, parameter), value)

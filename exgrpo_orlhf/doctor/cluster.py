@@ -81,7 +81,7 @@ class DoctorTrainer(MixedTrainer):
 
     def _put(self, finding: Finding) -> None:
         """For the driver, which is perhaps on another node: every node sees the folder, as the check `nodes` found."""
-        JsonLines(self.job.run.parent / FINDINGS).add(asdict(finding))
+        JsonLines(self.spec.run.parent / FINDINGS).add(asdict(finding))
 
     def _ranks(self, method: str, *args: Any) -> list[Any]:
         return list(self._results(self.actor_model_group.async_run_method(method, *args)))
@@ -104,7 +104,7 @@ class DoctorTrainer(MixedTrainer):
     def check_folder(self) -> Finding:
         """Every rank sees a file that this process writes in the run folder, and this process sees theirs. Every rank
         sees the model, if it is a path."""
-        marker = self.job.run / f".marker-{uuid.uuid4().hex}"
+        marker = self.spec.run / f".marker-{uuid.uuid4().hex}"
         marker.touch()
         missing = self._ranks("sees", str(marker), list(self.orders.paths))
         written = {int(path.name.rpartition("-")[2]) for path in marker.parent.glob(f"{marker.name}-*")}
@@ -115,7 +115,7 @@ class DoctorTrainer(MixedTrainer):
         return judged(
             "folder",
             not bad,
-            "; ".join(bad) or f"{self.job.run}: seen and written by all {len(missing)} ranks",
+            "; ".join(bad) or f"{self.spec.run}: seen and written by all {len(missing)} ranks",
             "one shared file system under the same path on all nodes (--out, PretrainedModel.path): docs/cluster.md",
         )
 
@@ -157,8 +157,8 @@ class DoctorTrainer(MixedTrainer):
         pairs = [(request, one) for position, request in enumerate(requests) for one in rollouts[position]]
         measured = self.measure([ForwardRow.of(request.prompt_ids, one) for request, one in pairs])
         gaps = [
-            np.abs(ours.logprobs - one.sampler_logprobs)
-            for ours, (_, one) in zip(measured, pairs, strict=True)
+            np.abs(of_trainer.logprobs - one.sampler_logprobs)
+            for of_trainer, (_, one) in zip(measured, pairs, strict=True)
             if one.sampler_logprobs is not None  # the sampler was asked for them
         ]
         return float(np.concatenate(gaps).mean())
@@ -247,11 +247,11 @@ class DoctorTrainer(MixedTrainer):
     def check_step(self) -> Finding:
         """Two steps of training succeed (three if each batch is generated one step ahead), the last one with replay if
         the experiment has replay, and save a checkpoint."""
-        run = prepare(self.job, lambda checkpoint: self)
-        run.run(StopFile(self.job.run))
+        run = prepare(self.spec, lambda checkpoint: self)
+        run.run(StopFile(self.spec.run))
         _, *rows = run.metrics.rows()
         last = rows[-1]
-        (self.job.run / STATES).write_text(json.dumps(self._states()))
+        (self.spec.run / STATES).write_text(json.dumps(self._states()))
         bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
         if not any(row["policy/grad_norm"] for row in rows):
             bad.append("the gradient of any update")
@@ -269,16 +269,16 @@ class DoctorTrainer(MixedTrainer):
 
     def check_resume(self) -> Finding:
         """Weights, optimiser and buffer are loaded as they were saved, and training goes on."""
-        run = prepare(self.job, lambda checkpoint: self)
-        bad = _changed(json.loads((self.job.run / STATES).read_text()), self._states())
-        again = self.job.run / "buffer-again"
+        run = prepare(self.spec, lambda checkpoint: self)
+        bad = _changed(json.loads((self.spec.run / STATES).read_text()), self._states())
+        again = self.spec.run / "buffer-again"
         snapshot.save(run.buffer, again, run.fingerprint)
         for table in ("questions.parquet", "trajectories.parquet"):
-            saved = self.job.run / f"checkpoint-{run.steps}" / "replay" / table
+            saved = self.spec.run / f"checkpoint-{run.steps}" / "replay" / table
             if (again / table).read_bytes() != saved.read_bytes():
                 bad.append(table)
         first_step, stored = run.steps, run.buffer.n_trajectories
-        run.run(StopFile(self.job.run))
+        run.run(StopFile(self.spec.run))
         same = f"weights, optimiser and {stored} stored trajectories as after step {first_step}; step {run.steps} done"
         return judged(
             "resume",

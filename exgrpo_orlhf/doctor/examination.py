@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..engines.engine import Job
+from ..engines.engine import RunSpec
 from ..engines.openrlhf import launch
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
@@ -144,8 +144,8 @@ def _on_the_layout(
     for run_experiment, part in runs:
         try:
             with _findings_of(Path(paths[0]) / FINDINGS, report) as outcomes:
-                job = Job(run_experiment, Path(paths[0]) / "run", "unused", {}, prepare_and_run)
-                launch.launch(job, paths[1], resume=run_experiment is not experiment, classes=classes)
+                spec = RunSpec(run_experiment, Path(paths[0]) / "run", "unused", {}, prepare_and_run)
+                launch.launch(spec, paths[1], resume=run_experiment is not experiment, classes=classes)
         except (EngineLost, OSError, ArithmeticError, ValueError, RuntimeError) as error:
             remedy = "see the last log lines; docs/cluster.md describes how Ray and the layouts are started"
             report(Finding("start", "failed", f"{type(error).__name__}: {error}", remedy))

@@ -37,8 +37,8 @@ class Difference:
         if len(gradients) != len(right):
             raise ValueError(f"{len(gradients)} optimiser steps were made instead of {len(right)}")
         steps, square, squares = [], 0.0, [0.0, 0.0]
-        for ours, exact in zip(gradients, right, strict=True):
-            pairs = {name: (ours[name].flatten().double(), g.flatten().double()) for name, g in exact.items()}
+        for actual, exact in zip(gradients, right, strict=True):
+            pairs = {name: (actual[name].flatten().double(), g.flatten().double()) for name, g in exact.items()}
             steps.append({name: _compare(*pair) for name, pair in pairs.items()})
             for a, b in pairs.values():
                 square += float((a - b).square().sum())
@@ -51,11 +51,11 @@ class Difference:
         return min(cosines, key=lambda pair: pair[1])
 
 
-def _compare(ours: Tensor, right: Tensor) -> tuple[float, float, float]:
-    norm, off = float(right.norm()), float((ours - right).norm())
+def _compare(actual: Tensor, right: Tensor) -> tuple[float, float, float]:
+    norm, off = float(right.norm()), float((actual - right).norm())
     if not norm and not off:  # as that of LoRA's A, as long as B is 0
         return 0.0, 0.0, 1.0
-    return norm, off / norm if norm else off, float(torch.cosine_similarity(ours, right, dim=0))
+    return norm, off / norm if norm else off, float(torch.cosine_similarity(actual, right, dim=0))
 
 
 def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length: int) -> MixedBatch:

@@ -186,11 +186,11 @@ class Engine(ABC):
 
 MakeEngine = Callable[[Path | None], Engine]  # with the weights of a checkpoint if there is one
 # `training.preparation.prepare_and_run`, as a value: an engine cannot import what lies above it.
-Loop = Callable[["Job", MakeEngine, Stop], Outcome]
+Loop = Callable[["RunSpec", MakeEngine, Stop], Outcome]
 
 
 @dataclass(frozen=True, repr=False)
-class Job:
+class RunSpec:
     """What the OpenRLHF driver hands to the trainer, which is an actor of Ray, and what a local run is made of.
 
     run: its folder; questions: of training and of validation, where they were loaded already

@@ -250,7 +250,7 @@ def merge(folder: Path, directory: Path) -> Path:
         manifest.verify_model(folder.parent, folder.name)
         base = weights.locate(base)
         tokenizer = tokenizer_file.load(own or base)
-        weights.check(base, tokenizer)
+        weights.check_model_files(base, tokenizer)
         origin = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
         if origin and origin["weights"] != weights.fingerprint(base):
             raise AdapterError(f"{folder} was trained on other weights than {base} has now: give it that model again")

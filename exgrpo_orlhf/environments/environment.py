@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from ..settings import Bound, Count, Finite, Positive, check, require
+from ..settings import Bound, Count, Finite, Positive, check_settings, require
 from ..workers.fork_server import ForkServer, kept
 
 
@@ -44,7 +44,7 @@ class Environment:
     memory: Annotated[int, Bound("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
 
     def __post_init__(self) -> None:
-        check(Environment, vars(self))
+        check_settings(Environment, vars(self))
         require(
             self.path is None or self.path.endswith(".py"),
             f"Environment.path must be the name of a .py file, or None; got {self.path!r}",
@@ -73,7 +73,7 @@ class Environment:
         own = Path(__file__).parent / self.path
         return str(own) if own.is_file() and not Path(self.path).expanduser().exists() else self.path
 
-    def check(self) -> None:
+    def check_file(self) -> None:
         """Load the file once, before anything is generated. Raises NotLoaded, which says what is wrong."""
         if self.path is not None:
-            self._server().check()
+            self._server().try_loading()

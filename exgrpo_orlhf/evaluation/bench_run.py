@@ -20,19 +20,19 @@ from ..rewards import Verifier, Written
 from ..sampling import EngineLost, Request, Sampler
 from ..stopping import Stop
 from ..workers.fork_server import close_workers
-from . import folder
+from . import results_folder
 from .evaluated_model import RequestBuilder
-from .grading import check_golds, graded, verdicts
+from .provenance import git_commit, now, versions
 from .responses import Episodes, Key, respond
 from .results import summarise
+from .sample_grading import check_golds, graded, verdicts
 from .samples import Sample, SampleFile, prompt_hash
-from .session import git_commit, now, versions
 from .sets import BenchmarkSet
 
 log = logging.getLogger(__name__)
 GO_ON = "the responses so far are kept; run the same command again to continue"
 _LOG_EVERY = 5.0  # seconds
-_NOTHING: folder.Results = {"benchmarks": {}, "not_run": {}, "record": {}}
+_NOTHING: results_folder.Results = {"benchmarks": {}, "not_run": {}, "record": {}}
 _BATCH = 256  # responses regraded at a time
 
 
@@ -46,7 +46,7 @@ class EvaluationPlan:
     engine: settings of the engine that must stay the same when the evaluation is continued
     groups: all benchmarks of each group, requested or not
     suite: the names of the suite, over which the means are; None: they are over all but the user's own benchmarks
-    record: further facts for results.json; session: of this process (session.py)
+    record: further facts for results.json; provenance: of this process
     """
 
     builder: RequestBuilder
@@ -60,7 +60,7 @@ class EvaluationPlan:
     groups: Mapping[str, Sequence[str]]
     suite: Sequence[str] | None
     record: Mapping[str, Any]
-    session: Mapping[str, Any]
+    provenance: Mapping[str, Any]
 
     def config(self) -> dict[str, dict[str, Any]]:
         """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS."""
@@ -123,12 +123,12 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
         check_golds(plan.sets, plan.timeout, plan.workers)
         requests = {request.key: request for request in plan.builder.requests(plan.sets)}
         with claim(out, resume=True):
-            config = folder.settle(out, plan.config())
+            config = results_folder.settle(out, plan.config())
             names = [each.benchmark.name for each in plan.sets]
-            files = {name: SampleFile(out / name / folder.SAMPLES) for name in names}
+            files = {name: SampleFile(out / name / results_folder.SAMPLES) for name in names}
             done = _done(files, requests)
-            earlier, others = _finished(out, files) if (out / folder.RESULTS).exists() else (_NOTHING, {})
-            write_json(out / folder.CONFIG, config)
+            earlier, others = _finished(out, files) if (out / results_folder.RESULTS).exists() else (_NOTHING, {})
+            write_json(out / results_folder.CONFIG, config)
             if len(done) < len(requests):
                 _generate(plan, out, list(requests.values()), done, files, engine, stop)
             if sum(len(file.keys) for file in files.values()) < len(requests):
@@ -138,14 +138,14 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             facts = {**{name: earlier["benchmarks"][name] for name in others}, **plan.facts()}
             not_run = {**earlier["not_run"], **plan.not_run}
             not_run = {name: reason for name, reason in not_run.items() if name not in facts}
-            sessions = folder.read_sessions(out)
+            sessions = results_folder.read_sessions(out)
             regraded = {name: value for name, value in earlier["record"].items() if name == "graded_with"}
             record = {**plan.record, **sessions[-1], **regraded, "finished": now()}
             record |= {"sessions": sessions} if len(sessions) > 1 else {}
-            files, seconds = {**others, **files}, folder.total_times(out)
+            files, seconds = {**others, **files}, results_folder.total_times(out)
             grader = Verifier("math", timeout=plan.timeout, workers=plan.workers, max_failed_share=1.0)
             results = summarise(out.resolve().name, record, facts, not_run, files, seconds, grader)
-            write_json(out / folder.RESULTS, results)
+            write_json(out / results_folder.RESULTS, results)
             return results
     finally:
         close_workers()
@@ -159,7 +159,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
     """
     with claim(out, resume=True):
         before, files = _finished(out)
-        config = folder.read_config(out)
+        config = results_folder.read_config(out)
         grader = Verifier("math", timeout=timeout, workers=workers, max_failed_share=1.0)
         try:
             for name, facts in before["benchmarks"].items():
@@ -168,14 +168,14 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
                 verifier = replace(grader, kind=facts["verifier"], function=facts["function"])
                 files[name].write(_regraded(files[name], verifier, plain, name))
             config["common"]["plain"] = plain
-            write_json(out / folder.CONFIG, config)
+            write_json(out / results_folder.CONFIG, config)
             regraded = {"versions": versions(), "git_commit": git_commit(), "at": now()}
-            record, seconds = {**before["record"], "graded_with": regraded}, folder.total_times(out)
+            record, seconds = {**before["record"], "graded_with": regraded}, results_folder.total_times(out)
             facts, not_run = before["benchmarks"], before["not_run"]
             results = summarise(before["name"], record, facts, not_run, files, seconds, grader)
         finally:
             close_workers()
-        write_json(out / folder.RESULTS, results)
+        write_json(out / results_folder.RESULTS, results)
         return results
 
 
@@ -209,10 +209,10 @@ def _generate(
     engine, tokenizer = make_engine(), plan.builder.model.tokenizer
     try:
         description = {**engine.describe(), "reproducible": engine.reproducible}
-        _begin_session(out, {"engine": description, **plan.session})
+        _begin_session(out, {"engine": description, **plan.provenance})
         verifiers = {each.benchmark.name: each.benchmark.grader(plan.timeout, plan.workers) for each in plan.sets}
         questions = {each.benchmark.name: dict(each.rows) for each in plan.sets}
-        times, finished, tokens = folder.Times(out), len(done), 0
+        times, finished, tokens = results_folder.Times(out), len(done), 0
         begin = logged = time.perf_counter()
         with closing(respond(engine, requests, done, tokenizer, plan.episodes())) as portions:
             while not stop.signal and (portion := next(portions, None)) is not None:
@@ -236,23 +236,23 @@ def _generate(
 
 def _begin_session(out: Path, session: dict[str, Any]) -> None:
     """Record the session that generates from now on. Raises FolderError if its dtype is not that of the responses."""
-    path, dtype = out / folder.SESSIONS, session["engine"].get("dtype")
-    sessions = folder.read_sessions(out) if folder.with_samples(out) and path.exists() else []
+    path, dtype = out / results_folder.SESSIONS, session["engine"].get("dtype")
+    sessions = results_folder.read_sessions(out) if results_folder.with_samples(out) and path.exists() else []
     if sessions and (before := sessions[-1]["engine"].get("dtype")) != dtype:
-        raise folder.FolderError(
+        raise results_folder.FolderError(
             f"{out}: its responses were computed in {before}, now it would be {dtype}; give --dtype {before}, or --out "
             "another folder"
         )
     write_json(path, [*(each for each in sessions if each != session), session])
 
 
-def _finished(out: Path, but: Collection[str] = ()) -> tuple[folder.Results, dict[str, SampleFile]]:
+def _finished(out: Path, but: Collection[str] = ()) -> tuple[results_folder.Results, dict[str, SampleFile]]:
     """The results of a folder, and the files of its benchmarks except `but`. Raises FolderError if one of these was
     extended and did not come to its end."""
-    results = folder.read_results(out)
-    files = {name: SampleFile(out / name / folder.SAMPLES) for name in results["benchmarks"] if name not in but}
+    results = results_folder.read_results(out)
+    files = {name: SampleFile(out / name / results_folder.SAMPLES) for name in results["benchmarks"] if name not in but}
     for name, file in files.items():
-        folder.check_count(file.path, (line.row for line in file.keys), results["benchmarks"][name])
+        results_folder.check_count(file.path, (line.row for line in file.keys), results["benchmarks"][name])
     return results, files
 
 
@@ -263,7 +263,7 @@ def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> s
         for row, sample, *_, digest in file.keys:
             request = requests.get((name, row, sample))
             if request is None or prompt_hash(request.seed_at(0), request.prompt) != digest:
-                raise folder.FolderError(
+                raise results_folder.FolderError(
                     f"{file.path}: row {row}, sample {sample} answers another prompt than would be asked now: the set, "
                     "the template or the instruction has changed; give --out another folder"
                 )

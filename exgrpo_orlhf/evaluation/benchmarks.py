@@ -14,7 +14,7 @@ from ..environments import Environment
 from ..paths import PROJECT
 from ..questions.catalogue import PUBLIC_SETS, PublicSet
 from ..rewards import Verifier
-from ..settings import Count, NotNegative, PositiveShare, check, require
+from ..settings import Count, NotNegative, PositiveShare, check_settings, require
 from ..tasks.made_questions import MadeQuestions
 from ..tasks.modular_chains import ModularChains
 from ..tasks.reasoning_gym import ReasoningGym
@@ -54,7 +54,7 @@ class SetFile:
     note: str | None = None
 
     def __post_init__(self) -> None:
-        check(SetFile, vars(self), "files: ")
+        check_settings(SetFile, vars(self), "files: ")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Benchmark:
     departures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check(Benchmark, vars(self), f"benchmark {self.name!r}: ")
+        check_settings(Benchmark, vars(self), f"benchmark {self.name!r}: ")
         require(
             self.samples == 1 or self.temperature > 0,
             f"benchmark {self.name!r}: {self.samples} samples at temperature 0 would all be the same; give 1 sample, "

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..redaction import without_password
 from ..tracking.client import LOG_TAG, batches, connect, experiment_id, find_run, first_line, tagged_run
 from .benchmarks import project_definitions
-from .folder import CONFIG
 from .results import metrics
+from .results_folder import CONFIG
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

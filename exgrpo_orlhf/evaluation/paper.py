@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..show.tables import NONE, markdown_table, percent
-from .folder import Results
+from .results_folder import Results
 from .results_table import model_name, shortfall
 
 # A share, its interval, and the departure from the paper or why there is no score: each of them or None.
@@ -113,8 +113,8 @@ def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[st
     departures = []
     if part := shortfall(benchmark):
         departures.append(part)
-    elif benchmark["questions"] != (theirs := paper.questions.get(column, benchmark["questions"])):
-        departures.append(f"{benchmark['questions']} questions, {theirs} in the paper's file")
+    elif benchmark["questions"] != (in_paper := paper.questions.get(column, benchmark["questions"])):
+        departures.append(f"{benchmark['questions']} questions, {in_paper} in the paper's file")
     if benchmark["samples"] != paper.samples[column]:
         departures.append(f"avg@{benchmark['samples']}, avg@{paper.samples[column]} in the paper")
     sampling = (("temperature", "temperature", paper.temperature), ("top_p", "top-p", paper.top_p))

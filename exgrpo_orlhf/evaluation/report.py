@@ -16,7 +16,7 @@ from ..files import write
 from ..show.charts import BINS, LINE, PALETTE, SERIES, WIDTH, Chart, curve, drawing, panel, svg, wrapped
 from ..show.charts import interval as draw_interval
 from ..show.page import page
-from .folder import Results, ResultsFolder
+from .results_folder import Results, ResultsFolder
 from .results_table import HEAD, benchmark_row, interval, means, missing, notes, of_questions, shortfall
 from .samples import choose
 

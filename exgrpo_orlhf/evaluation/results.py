@@ -13,8 +13,8 @@ import numpy as np
 from ..rewards import Verifier
 from ..show.bootstrap import Array, interval, intervals, mean_over
 from .at_k import maj_at_k, pass_at_k
-from .folder import FORMAT
-from .grading import COMPARED, votes
+from .results_folder import FORMAT
+from .sample_grading import COMPARED, votes
 from .samples import Sample, SampleFile
 
 RATES = ("truncated", "correct_truncated", "no_answer", "timeout", "error")

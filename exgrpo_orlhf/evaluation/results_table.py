@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..show.tables import NONE, aligned, percent
-from .folder import Results
+from .results_folder import Results
 
 # plain: avg@k by math-verify's plain recipe; truncated to error: % of the samples; tokens: mean length of a response
 HEAD = ("benchmark", "questions", "k", "avg@k, % [95 %]", "plain", "pass@k", "maj@k", "truncated", "no answer",

@@ -21,12 +21,12 @@ from ..settings import Evaluation
 from . import sets
 from .benchmarks import Benchmark, project_definitions
 from .evaluated_model import EvaluatedModel, render_prompt, requests_of
-from .folder import RESULTS, SAMPLES
-from .grading import graded
+from .provenance import now
 from .responses import Response
 from .results import MAJORITY_FROM, RATES, at_k, bound_of, metrics, summarise
+from .results_folder import RESULTS, SAMPLES
+from .sample_grading import graded
 from .samples import SampleFile
-from .session import now
 from .sets import grouped
 
 log = logging.getLogger(__name__)

@@ -110,7 +110,7 @@ def find_model(name: str, directory: Path) -> tuple[str, PreTrainedTokenizerBase
             "there is no tokenizer in this folder; save that of the model that it was trained from there "
             "(tokenizer.save_pretrained)"
         )
-    weights.check(path, tokenizer)
+    weights.check_model_files(path, tokenizer)
     return path, tokenizer
 
 

@@ -37,7 +37,7 @@ from ..settings import (
     Positive,
     Sampling,
     ShareBelowOne,
-    check,
+    check_settings,
     reference,
     require,
 )
@@ -131,7 +131,7 @@ class SupervisedModel:
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        check(SupervisedModel, vars(self))
+        check_settings(SupervisedModel, vars(self))
 
     def prepare(self) -> Path:
         """The folder of the finished model and its curve, which is made first unless the cache has it.
@@ -191,8 +191,7 @@ class SupervisedModel:
 
     def _make(self, folder: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
         """Train, then fill `folder`."""
-        from ..engines.local.placement import check as check_model
-        from ..engines.local.placement import device_of, load
+        from ..engines.local.placement import check_model, device_of, load
         from .supervised_training import SupervisedTraining
 
         threads, device = torch.get_num_threads(), device_of(self.machine.device)

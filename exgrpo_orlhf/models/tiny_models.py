@@ -25,7 +25,7 @@ import numpy as np
 from .. import cache, paths, weights
 from ..engines.rows import ForwardRow, padded
 from ..lazy import torch, transformers
-from ..settings import Bound, Count, Natural, Share, check, require
+from ..settings import Bound, Count, Natural, Share, check_settings, require
 from ..tasks import modular_chains, reasoning_gym
 from ..tasks.made_questions import Operands
 from ..tasks.modular_chains import OPERATORS, PRESETS, Beliefs
@@ -67,7 +67,7 @@ class WarmedUpModel(ABC):
     positions: ClassVar[int] = 256  # tokens of prompt and response together
 
     def __post_init__(self) -> None:
-        check(type(self), vars(self))
+        check_settings(type(self), vars(self))
 
     def _shaping(self) -> dict[str, Any]:
         """Every setting that shapes the model."""

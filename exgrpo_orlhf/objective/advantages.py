@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..lazy import torch
 from ..rounding import ROUNDING
-from ..settings import check, require
+from ..settings import check_settings, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ class GroupAdvantages:
     of_each_reward: bool = False
 
     def __post_init__(self) -> None:
-        check(GroupAdvantages, vars(self))
+        check_settings(GroupAdvantages, vars(self))
         require(
             self.scale_by_std or self.std_over == "group",
             "GroupAdvantages.std_over = 'batch' needs GroupAdvantages.scale_by_std = True",

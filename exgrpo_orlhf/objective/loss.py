@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..lazy import torch
 from ..records import Row, mean
-from ..settings import Bound, Count, NotNegative, Positive, Share, check, require
+from ..settings import Bound, Count, NotNegative, Positive, Share, check_settings, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,7 +123,7 @@ class MixedPolicyLoss:
     kl_coef: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        check(MixedPolicyLoss, vars(self))
+        check_settings(MixedPolicyLoss, vars(self))
         require(
             self.max_weight is None or self.importance_weights,
             "MixedPolicyLoss.max_weight must be None where MixedPolicyLoss.importance_weights = False: there is no "

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import tokenizer_file
 from ..records import Question
-from ..settings import check, reference, require
+from ..settings import check_settings, reference, require
 from .prompts import PromptEncoder, Prompts
 from .reading import text_key, with_own_id
 from .text import normalised_answer
@@ -93,7 +93,7 @@ class LengthFilter:
     prompts: Prompts
 
     def __post_init__(self) -> None:
-        check(LengthFilter, vars(self))
+        check_settings(LengthFilter, vars(self))
 
     def load(self) -> list[Question]:
         """The questions that fit, in their order. Raises ValueError if none fits, or a prompt cannot be written."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..records import Question, RolloutGroup
-from ..settings import Natural, Positive, check, require
+from ..settings import Natural, Positive, check_settings, require
 from . import fingerprint
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class FreshSampler:
     cooldown: Natural = 0
 
     def __post_init__(self) -> None:
-        check(FreshSampler, vars(self))
+        check_settings(FreshSampler, vars(self))
         require(
             self.by == "accuracy" or self.cooldown == 0,
             f"FreshSampler.cooldown belongs to FreshSampler.by = 'accuracy', got {self.cooldown!r} with {self.by!r}",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from ..records import Message, Question
-from ..settings import Count, check, require
+from ..settings import Count, check_settings, require
 from ..weights import first_line
 from .special_tokens import SpecialTokens
 from .templates import TEMPLATES, Template, take_chat_template, taken
@@ -58,7 +58,7 @@ class Prompts:
     chat_template_kwargs: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        check(Prompts, vars(self))
+        check_settings(Prompts, vars(self))
         text, names = self.template, ", ".join(map(repr, TEMPLATES))
         if text not in TEMPLATES and "{question}" not in text and os.path.isfile(text):
             text = Path(text).read_bytes().decode("utf-8-sig", "replace").replace("\r\n", "\n").removesuffix("\n")
@@ -150,12 +150,12 @@ class PromptEncoder:
         return self._encoded[key]
 
     def introduce(self, questions: Sequence[Question], validation: Sequence[Question]) -> dict[str, Any]:
-        """`check` the questions of a run, those of training and those of validation, and log a prompt.
+        """`check_prompts` the questions of a run, those of training and those of validation, and log a prompt.
 
         Returns what a checkpoint records, so that benchmarks are asked as in training: `template`, if it is a text of
         the user's own, and `row_systems`, the system messages (None: no message) of training questions, two at most.
         """
-        self.check([*questions, *validation])
+        self.check_prompts([*questions, *validation])
         prompt = repr(self.tokenizer.decode(self.encode(questions[0])))
         prompt = prompt if len(prompt) <= 1000 else f"{prompt[:500]} … {prompt[-500:]}"
         log.info("a prompt of training, template %.40r: %s", self.settings.template, prompt)
@@ -167,7 +167,7 @@ class PromptEncoder:
         own = {} if self.settings.template in TEMPLATES else {"template": self.settings.template}
         return {**own, "row_systems": [*systems][:2]} if any(systems) and self.settings.system is None else own
 
-    def check(self, questions: Sequence[Question]) -> None:
+    def check_prompts(self, questions: Sequence[Question]) -> None:
         """Encode all questions, so that a prompt that cannot be used stops the run before it starts.
 
         Raises ValueError as `encode`, and for a prompt with letters, digits or signs that the tokenizer has no token
@@ -257,8 +257,8 @@ class PromptEncoder:
 
     def fingerprint(self) -> str:
         """Hash of what gives token ids their meaning: the tokenizer, its chat template and ours."""
-        ours = [self.settings.template, self.settings.system, asdict(self._template)]
-        identity = [ours, self._chat, sorted(self.tokenizer.get_vocab().items())]
+        template = [self.settings.template, self.settings.system, asdict(self._template)]
+        identity = [template, self._chat, sorted(self.tokenizer.get_vocab().items())]
         if "strftime_now" in str(self._chat):  # it may write the date, which is part of every prompt
             identity.append(self.token_ids(_PROBE))
         identity += [self._kwargs] if self._kwargs else []

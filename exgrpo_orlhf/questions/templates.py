@@ -70,9 +70,9 @@ def taken(common: Mapping[str, Any], own: Any, tokenizer: Any, where: str) -> di
         raise ValueError(f"{where}: chat_template_kwargs is {own!r:.80}, not an object with names and values")
     if not (kwargs := {**common, **(own or {})}):
         return kwargs
-    ours = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
+    decided_here = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
     for name in kwargs:
-        if name in ours or not re.search(rf"\b{re.escape(str(name))}\b", str(tokenizer.chat_template)):
+        if name in decided_here or not re.search(rf"\b{re.escape(str(name))}\b", str(tokenizer.chat_template)):
             raise ValueError(f"{where} does not take {name!r}; chat_template_kwargs are {kwargs}")
     return kwargs
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from ..records import RolloutGroup, Trajectory, mean
-from ..settings import Count, check
+from ..settings import Count, check_settings
 from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction
 from .difficulty_measure import ByAccuracy, BySpread, spread_levels
 from .indexed_set import IndexedSet
@@ -59,7 +59,7 @@ class ReplayBuffer:
     ) -> None:
         """group_size: K, of the levels of 'reward_spread'. Raises ValueError for a limit below 1, or another
         difficulty."""
-        check(ReplayBuffer, locals())
+        check_settings(ReplayBuffer, locals())
         self.retirement = retirement
         self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
         self.replays_unsolved, self.counts_stored = replays_unsolved, counts_stored

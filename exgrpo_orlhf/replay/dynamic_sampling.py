@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..records import CompletedGroup, MixedBatch, mean
 from ..rounding import are_equal
-from ..settings import Natural, check, require
+from ..settings import Natural, check_settings, require
 from . import ReplayBuffer
 from .plan import FreshSource, Plan
 
@@ -84,7 +84,7 @@ class DynamicSampling:
     masks: bool = False
 
     def __post_init__(self) -> None:
-        check(DynamicSampling, vars(self))
+        check_settings(DynamicSampling, vars(self))
         low, high = self.min_reward, self.max_reward
         require(
             self.max_rounds > 0 or self.masks or (low is None and high is None),

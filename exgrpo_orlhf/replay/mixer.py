@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
-from ..settings import Count, Share, ShareBelowOne, check, require
+from ..settings import Count, Share, ShareBelowOne, check_settings, require
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets
 from .injection import Injection
@@ -80,7 +80,7 @@ class ReplayMixer:
         """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse, a ρ above 0 that
         replays no question, fresh_beside outside [1, K−1], late_injection with a ρ above 0, store_up_to outside (0, 1],
         or μ above K success counts."""
-        check(ReplayMixer, locals())
+        check_settings(ReplayMixer, locals())
         self.share = ReplayShare(rho, rho_end, rho_steps, start_at_accuracy)
         self.injection = Injection(fresh_beside, late_injection, group_size)
         self.store_rule = StoreRule(store_up_to, stores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..settings import Count, Positive, PositiveShare, check, require
+from ..settings import Count, Positive, PositiveShare, check_settings, require
 from .difficulty import as_fraction
 
 
@@ -35,7 +35,7 @@ class RetirementPolicy:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value out of range, or one that needs another setting to have a meaning."""
-        check(RetirementPolicy, vars(self))
+        check_settings(RetirementPolicy, vars(self))
         for name in ("leaves_fresh", "returns_after", "returns_below", "revisits_every"):
             require(
                 self.at_accuracy is not None or not getattr(self, name),

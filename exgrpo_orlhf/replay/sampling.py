@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ..settings import Bound, Positive, check, require
+from ..settings import Bound, Positive, check_settings, require
 from .difficulty import LEVELS, DifficultyBuckets
 from .indexed_set import IndexedSet
 
@@ -47,7 +47,7 @@ class QuestionSampler:
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown choice, σ ≤ 0, or a mean outside the unit's range."""
-        check(QuestionSampler, vars(self))
+        check_settings(QuestionSampler, vars(self))
         largest = 1 if self.unit == "accuracy" else math.inf  # of success counts: K, which ReplayMixer knows
         allowed = "[0, 1] for unit 'accuracy'" if self.unit == "accuracy" else "[0, K] for unit 'successes'"
         require(0 <= self.mu <= largest, f"QuestionSampler.mu must lie in {allowed}, got {self.mu!r}")

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from ..records import Measured, Question, Trajectory
-from ..settings import Positive, check, require
+from ..settings import Positive, check_settings, require
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TrajectorySelector:
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown choice."""
-        check(TrajectorySelector, vars(self))
+        check_settings(TrajectorySelector, vars(self))
         require(
             self.by == "priority" or self.decay_steps == TrajectorySelector.decay_steps,
             f"TrajectorySelector.decay_steps is of TrajectorySelector.by = 'priority', not {self.by!r}",

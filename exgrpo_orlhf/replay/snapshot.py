@@ -13,7 +13,7 @@ none and is refused. In a checkpoint, the checkpoint's own manifest seals the sn
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -57,9 +57,8 @@ _TRAJECTORIES = pa.schema(
         ("seed", pa.uint64()),  # likewise
     ]
 )
+_FIELDS = _TRAJECTORIES.names[1:]  # of a Trajectory
 _SEQUENCE = pa.field("sequence", pa.int64())  # place in the order of storing
-
-
 _PARTS = pa.field("parts", pa.string())
 
 
@@ -76,7 +75,7 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> Files:
     order = buffer.canonical_order()
     stored = [(id_, one) for id_ in order for one in buffer.records[id_].stored]
     schema = trajectory_schema(one.trajectory for _, one in stored)
-    rows = ([id_, *values_of(one.trajectory, schema), one.sequence] for id_, one in stored)
+    rows = [{**row_of(id_, one.trajectory), "sequence": one.sequence} for id_, one in stored]
     tables = (_question_rows(buffer, order), _QUESTIONS), (rows, pa.schema([*schema, _SEQUENCE]))
     for name, table in zip(_TABLES, tables, strict=True):
         write_table(*table, folder / name)
@@ -120,16 +119,18 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
             raise SnapshotError(f"{folder / name}: expected the columns {schemas[0].names}, found {table.schema.names}")
     records: dict[str, QuestionRecord] = {}
     retired: dict[str, int] = {}
-    for question_id, numerator, denominator, *spread, observed, streak, retired_step in read_rows(questions):
-        if retired_step is not None:
-            retired[question_id] = retired_step
+    for row in read_rows(questions):
+        if row["retired_step"] is not None:
+            retired[row["question_id"]] = row["retired_step"]
         else:
-            level = None if spread[0] is None else Fraction(*spread)
-            records[question_id] = QuestionRecord(Fraction(numerator, denominator), observed, streak, level)
+            accuracy = Fraction(row["accuracy_numerator"], row["accuracy_denominator"])
+            level = row["spread_numerator"], row["spread_denominator"]
+            spread = None if None in level else Fraction(*level)
+            records[row["question_id"]] = QuestionRecord(accuracy, row["observed_step"], row["streak"], spread)
     stored = []
-    for question_id, *fields, sequence in read_rows(trajectories):
-        trajectory = trajectory_of(fields)
-        stored.append((question_id, Stored(trajectory, trajectory.key, sequence)))
+    for row in read_rows(trajectories):
+        trajectory = trajectory_of(row)
+        stored.append((row["question_id"], Stored(trajectory, trajectory.key, row["sequence"])))
     buffer.restore(records.items(), stored, retired, manifest["next_sequence"])
     return buffer
 
@@ -173,14 +174,22 @@ def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, quest
     return buffer
 
 
-def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[tuple[Any, ...]]:
+def _question_rows(buffer: ReplayBuffer, order: list[str]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     for question_id in order:
         record = buffer.records[question_id]
-        accuracy = record.accuracy.numerator, record.accuracy.denominator
-        spread = (None, None) if record.spread is None else (record.spread.numerator, record.spread.denominator)
-        yield question_id, *accuracy, *spread, record.observed_step, record.streak, None
-    for question_id, step in buffer.retired.items():
-        yield question_id, *[None] * (len(_QUESTIONS) - 2), step
+        rows.append(
+            {
+                "question_id": question_id,
+                "accuracy_numerator": record.accuracy.numerator,
+                "accuracy_denominator": record.accuracy.denominator,
+                "spread_numerator": None if record.spread is None else record.spread.numerator,
+                "spread_denominator": None if record.spread is None else record.spread.denominator,
+                "observed_step": record.observed_step,
+                "streak": record.streak,
+            }
+        )
+    return rows + [{"question_id": id_, "retired_step": step} for id_, step in buffer.retired.items()]
 
 
 def trajectory_schema(trajectories: Iterable[Trajectory]) -> pa.Schema:
@@ -188,25 +197,28 @@ def trajectory_schema(trajectories: Iterable[Trajectory]) -> pa.Schema:
     return _TRAJECTORIES.append(_PARTS) if any(one.parts for one in trajectories) else _TRAJECTORIES
 
 
-def values_of(one: Trajectory, schema: pa.Schema) -> list[Any]:
-    """schema: as `trajectory_schema`, whose first column is the question's id"""
-    return [json.dumps(one.parts) if name == "parts" else getattr(one, name) for name in schema.names[1:]]
+def row_of(question_id: str, one: Trajectory) -> dict[str, Any]:
+    """Of a table whose columns are `trajectory_schema`."""
+    return {
+        "question_id": question_id,
+        **{name: getattr(one, name) for name in _FIELDS},
+        "parts": json.dumps(one.parts),
+    }
 
 
-def trajectory_of(values: Sequence[Any]) -> Trajectory:
-    """What `values_of` was made of."""
-    fields, parts = values[: len(_TRAJECTORIES) - 1], values[len(_TRAJECTORIES) - 1 :]
-    return Trajectory(*fields, *(tuple((name, value) for name, value in json.loads(text)) for text in parts))
+def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
+    """What `row_of` was made of."""
+    parts = tuple((name, value) for name, value in json.loads(row.get("parts", "[]")))
+    return Trajectory(**{name: row[name] for name in _FIELDS}, parts=parts)
 
 
-def write_table(rows: Iterable[Sequence[Any]], schema: pa.Schema, path: Path) -> None:
-    """Write rows of values, in the schema's order, as Parquet."""
-    columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in schema]
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+def write_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, path: Path) -> None:
+    """Write rows as Parquet, of each what the schema names; what it lacks is null."""
+    arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
     pq.write_table(pa.table(arrays, schema=schema), path, compression="zstd")
 
 
-def read_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+def read_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     """The rows of a table. Lists of tokens become arrays of their own: a view would keep all of them alive."""
     columns = [
         [None if array is None else array.copy() for array in column.to_numpy()]
@@ -214,7 +226,7 @@ def read_rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
         else column.to_pylist()
         for column in table.columns
     ]
-    return zip(*columns, strict=True)
+    return (dict(zip(table.column_names, values, strict=True)) for values in zip(*columns, strict=True))
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

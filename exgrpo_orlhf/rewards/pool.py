@@ -34,7 +34,7 @@ class NoGrader(GradingError):
 
 
 @dataclass
-class _Job:
+class _Call:
     """Answers that the grader gets in one call: one, or those of a group or a batch."""
 
     answers: bytes  # pickled by the caller, who gets the error if that fails
@@ -66,7 +66,7 @@ class Pool:
         self.failed: GradingError | None = None  # why no more answers are taken
         self.server = self._server()
         self._calls: str | None = None
-        self._waiting = deque[list[_Job]]()
+        self._waiting = deque[list[_Call]]()
         self._change = threading.Condition()
         self._threads = self._idle = 0
 
@@ -80,44 +80,44 @@ class Pool:
         Raises GradingError if the pool has failed or is closed; the futures raise it if that comes later.
         """
         calls = [answers] if together else [[answer] for answer in answers]
-        jobs = [
-            _Job(pickle.dumps([*call]), times * self.timeout * len(call), [Future() for _ in call]) for call in calls
+        queued = [
+            _Call(pickle.dumps([*call]), times * self.timeout * len(call), [Future() for _ in call]) for call in calls
         ]
-        size = max(1, min(_CHUNK, len(jobs) // (4 * self.workers)))
+        size = max(1, min(_CHUNK, len(queued) // (4 * self.workers)))
         with self._change:
             if self.failed:
                 raise self.failed
-            self._waiting.extend(jobs[i : i + size] for i in range(0, len(jobs), size))
+            self._waiting.extend(queued[i : i + size] for i in range(0, len(queued), size))
             for _ in range(min(len(self._waiting) - self._idle, self.workers - self._threads)):
                 threading.Thread(target=self._grade, name="grading", daemon=True).start()
                 self._threads += 1
             self._change.notify_all()
-        return [grade for job in jobs for grade in job.grades]
+        return [grade for call in queued for grade in call.grades]
 
-    def check(self, columns: Sequence[str] | None) -> None:
+    def check_columns(self, columns: Sequence[str] | None) -> None:
         """Load the grader and end its process again. Raises NoGrader, also for a function that needs other columns."""
         try:
-            self._calls = self._server(columns=columns).check()
+            self._calls = self._server(columns=columns).try_loading()
         except NotLoaded as error:
             raise NoGrader(str(error)) from error
 
     @property
     def calls(self) -> str:
         """How many answers the grader takes in a call: those of a 'response', a 'group' or a 'batch'. Raises as
-        `check`."""
+        `check_columns`."""
         if self._calls is None:
-            self.check(None)
+            self.check_columns(None)
         return self._calls or ""
 
     def fail(self, error: GradingError) -> None:
         """Take no more answers and kill the workers. Answers that still wait for a grade get the error."""
         with self._change:
             self.failed = self.failed or error
-            waiting = [job for chunk in self._waiting for job in chunk]
+            waiting = [call for chunk in self._waiting for call in chunk]
             self._waiting.clear()
             self._change.notify_all()
-        for job in waiting:
-            job.fail(self.failed)
+        for call in waiting:
+            call.fail(self.failed)
         self.server.close()
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Pool:
             try:
                 if worker is None or worker.fileno() < 0:
                     worker = self.server.worker()
-                worker.call(*(job.answers for job in chunk))
+                worker.call(*(call.answers for call in chunk))
                 while chunk:
                     chunk[0].settle(worker.reply(chunk[0].timeout))
                     del chunk[0]
@@ -142,8 +142,8 @@ class Pool:
                     worker.close()
                 self._take_back(chunk, error if isinstance(error, CallFailed) else CallFailed("error", repr(error)))
 
-    def _take(self) -> list[_Job]:
-        """The next jobs, without cancelled ones; none when the pool has failed."""
+    def _take(self) -> list[_Call]:
+        """The next calls, without cancelled ones; none when the pool has failed."""
         while True:
             with self._change:
                 self._idle += 1
@@ -152,26 +152,26 @@ class Pool:
                 if self.failed:
                     return []
                 chunk = self._waiting.popleft()
-            if chunk := [job for job in chunk if not all(grade.done() for grade in job.grades)]:
+            if chunk := [call for call in chunk if not all(grade.done() for grade in call.grades)]:
                 return chunk
 
-    def _take_back(self, chunk: list[_Job], failure: CallFailed) -> None:
-        """Put jobs at the head of the queue, without the first one if its call failed by its own fault or too often."""
-        job = chunk[0]
-        job.lost += failure.lost
+    def _take_back(self, chunk: list[_Call], failure: CallFailed) -> None:
+        """Put calls back at the head of the queue, without the first if it failed by its own fault or too often."""
+        call = chunk[0]
+        call.lost += failure.lost
         if failure.lost and not self.failed:
             log.warning("a grading process is replaced: %s", failure.reason)
-        if not (self.failed or (failure.lost and job.lost < _TRIES)):
+        if not (self.failed or (failure.lost and call.lost < _TRIES)):
             times = f"the grading process broke down {_TRIES} times: " if failure.lost else ""
-            job.settle([Grade(failure.verdict, None, reason=times + failure.reason)] * len(job.grades))
+            call.settle([Grade(failure.verdict, None, reason=times + failure.reason)] * len(call.grades))
             del chunk[0]
         with self._change:
             if not self.failed:
                 self._waiting.extendleft([chunk] if chunk else [])
                 self._change.notify()
                 return
-        for job in chunk:
-            job.fail(self.failed)
+        for call in chunk:
+            call.fail(self.failed)
 
 
 def pool(settings: Mapping[str, Any], timeout: float, workers: int) -> Pool:

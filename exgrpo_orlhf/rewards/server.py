@@ -49,7 +49,7 @@ class RewardServer:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="reward-server", daemon=True).start()
 
-    def check(self, columns: Sequence[str] | None) -> None:
+    def check_columns(self, columns: Sequence[str] | None) -> None:
         """Raises NoGrader unless something listens at one of the addresses at least."""
         faults = []
         for url in self.urls:

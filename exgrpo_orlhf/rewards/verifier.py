@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from ..records import Grade, Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
-from ..settings import Bound, Count, Finite, PositiveShare, Share, check, require
+from ..settings import Bound, Count, Finite, PositiveShare, Share, check_settings, require
 from .answer import Answer, Written
 from .grading import OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format, weighted_sum
 from .pool import GradingError, Pool, pool
@@ -81,7 +81,7 @@ class Verifier:
     success_by: str | None = None
 
     def __post_init__(self) -> None:
-        check(Verifier, vars(self))
+        check_settings(Verifier, vars(self))
         require(
             (self.function is not None) == (self.kind == "function"),
             f"Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
@@ -175,18 +175,18 @@ class Verifier:
             grades.append(in_format(grade, self.format, written))
         return grades
 
-    def check(self, questions: Iterable[Question]) -> None:
+    def check_questions(self, questions: Iterable[Question]) -> None:
         """Check, before anything is generated, that a user's file, the sandbox or the server is there, that the
         questions have the columns that a function takes, that there is one gold answer for each question where a kind
         takes no list, and that a program's tests can be read. Raises NoGrader, ValueError."""
         questions = [*questions]
         for part in self.parts.values():
-            part.check(questions)
+            part.check_questions(questions)
         if self.rewards is not None:
             return
         if self.kind in ("function", "code", "http"):
             metas = [set(each.meta) for each in questions]
-            self.graders().check(sorted(set.intersection(*metas)) if metas else None)
+            self.graders().check_columns(sorted(set.intersection(*metas)) if metas else None)
         for each in questions:
             if self.kind == "code":
                 try:

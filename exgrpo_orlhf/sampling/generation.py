@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ..environments.playing import Play
 from ..records import Rollout
 from .batch import Batch
+from .request import Request
 
 BLOCK = 256  # tokens of the vocabulary that are summed first when one is sampled
 DRAWN = 64  # random numbers taken at a time from a row's own generator
@@ -26,21 +27,14 @@ CHECK_EVERY = 64  # tokens between two checks that all logits were finite; each 
 @torch.no_grad()
 def generate(
     model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
+    requests: Sequence[Request],
     *,
     end: Sequence[int],
     pad: int,
-    max_new_tokens: int,
-    temperature: float | None,
-    top_p: float = 1.0,
     seeds: Sequence[int] | None = None,
-    limits: Sequence[int] | None = None,
-    stop: Sequence[str] = (),
     tokenizer: Any = None,
-    contexts: Sequence[Play] = (),
-    last: bool = False,
 ) -> list[Rollout]:
-    """One ungraded response per prompt.
+    """One ungraded response to each request.
 
     The model's own generation config is not used: with its top-k, top-p or repetition penalty the samples would not
     come from the policy, and every importance weight would be wrong. The end token stays in the response; a response
@@ -48,52 +42,53 @@ def generate(
     the samples of a row do not depend on when the others end.
 
     Args:
-        temperature: None: greedy
-        top_p: below 1 for evaluation only, because the samples are then not the policy's
-        seeds: one for each prompt, whose response then depends on no other row (but for the last bits of its logits,
+        requests: with one temperature, top_p, end and stop. Those of turns are computed from what the turn before left
+            in its episode on, and leave something there unless all are last turns
+        end: tokens that end a response, beside those of the requests
+        seeds: one for each request, whose response then depends on no other row (but for the last bits of its logits,
             which change with the shape of the batch); None: torch's global generator
-        limits: tokens of each response, at most; None: max_new_tokens of each
-        stop: texts that end a response as an end token does; they are seen with special tokens, by the tokenizer
-        contexts: the episodes of which these are turns, one for each prompt. What the turn before left is not computed
-            again
-        last: no turn follows, to which anything should be left
+        tokenizer: by which texts that end a response are seen, with special tokens; needed where there are some
 
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
     and ValueError if the model's cache has no rows to select.
     """
-    n, device = len(prompts), model.device
-    ends = torch.tensor(end, device=device)
-    index = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}  # each prompt once
-    owner = [index[tuple(prompt)] for prompt in prompts]
+    n, device, first = len(requests), model.device, requests[0]
+    episodes = [request.turn_of for request in requests if request.turn_of is not None]
+    last = all(episode.last_turn for episode in episodes)
+    ends = torch.tensor(sorted({*end, *first.end}), device=device)
+    prompts = [tuple(request.prompt_ids) for request in requests]
+    index = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}  # each prompt once
+    owner = [index[prompt] for prompt in prompts]
+    limits = [request.max_tokens for request in requests]
+    max_new_tokens = max(limits)
     uniforms = _uniforms(n, seeds, device)
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
     lengths = torch.zeros(n, dtype=torch.long, device=device)  # of the responses that have ended by themselves
-    tail = 1 + max((len(text.encode()) for text in stop), default=0)  # tokens: each has a byte at least
-    limits = limits or [max_new_tokens] * n
+    tail = 1 + max((len(text.encode()) for text in first.stop), default=0)  # tokens: each has a byte at least
     most = torch.tensor(limits, device=device)
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
-    batch = Batch(model, list(index), owner, pad, max_new_tokens - 1, _taken(contexts, owner))
+    batch = Batch(model, list(index), owner, pad, max_new_tokens - 1, _taken(episodes, owner))
     for position in range(max_new_tokens):
         finite[position] = batch.logits.amax(1).isfinite().all()
         if (position + 1) % CHECK_EVERY == 0:
             _check(finite)
-        if temperature is None:
-            token = batch.logits.argmax(1)
+        if first.temperature:
+            token = sample(batch.logits, first.temperature, next(uniforms)[rows], first.top_p)
         else:
-            token = sample(batch.logits, temperature, next(uniforms)[rows], top_p)
+            token = batch.logits.argmax(1)
         tokens[rows, position] = token
         ended = torch.isin(token, ends)
-        if stop:
+        if first.stop:
             tails = tokens[rows, max(0, position + 1 - tail) : position + 1].to("cpu").tolist()
             texts = tokenizer.batch_decode(tails, skip_special_tokens=False)
-            ended |= torch.tensor([any(each in text for each in stop) for text in texts], device=device)
+            ended |= torch.tensor([any(stop in text for stop in first.stop) for text in texts], device=device)
         lengths[rows] = torch.where(ended, position + 1, 0)
         ended |= position + 1 >= most[rows]
-        if contexts and not last:
+        if not last:
             over, numbers = ended.to("cpu").nonzero().squeeze(1), rows.to("cpu")
             for row, number in zip(over.tolist(), numbers[over].tolist(), strict=True):
-                contexts[number].computed = batch.computed(row)
+                episodes[number].computed = batch.computed(row)
         going = ended.logical_not().nonzero().squeeze(1)
         if not len(going) or position + 1 == max_new_tokens:
             break
@@ -109,11 +104,11 @@ def generate(
     return rollouts
 
 
-def _taken(contexts: Sequence[Play], owner: Sequence[int]) -> list[Tensor] | None:
+def _taken(episodes: Sequence[Play], owner: Sequence[int]) -> list[Tensor] | None:
     """Of each different prompt; None if one is missing. They are kept there no longer."""
-    of_prompt = {i: one.computed for i, one in zip(owner, contexts, strict=False)}  # in their order
-    for one in contexts:
-        one.computed = None
+    of_prompt = {i: episode.computed for i, episode in zip(owner, episodes, strict=False)}  # in their order
+    for episode in episodes:
+        episode.computed = None
     taken = [tensor for tensor in of_prompt.values() if tensor is not None]
     return taken if taken and len(taken) == len(of_prompt) else None
 

@@ -7,7 +7,8 @@ import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from typing import Any
@@ -53,34 +54,23 @@ class VllmProcesses(StreamSampler):
             raise EngineLost(
                 f"tensor parallel {tensor_parallel} × replicas {replicas} takes {needed} GPUs; vLLM sees {gpus}"
             )
-        # Ctrl-C and SIGHUP must reach this process alone, which ends the others. What is blocked here is blocked in all
-        # processes that start meanwhile. Python's resource tracker unblocks it when it starts, so it starts before.
-        resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115  (its processes print to it for good)
-        terminal = os.dup(1), os.dup(2)
-        for number in (1, 2) if os.environ["VLLM_LOGGING_LEVEL"] == "ERROR" else ():  # else the user wants to read it
-            os.dup2(self._printed.fileno(), number)
         try:
-            self._llm = AsyncLLM.from_engine_args(
-                vllm.AsyncEngineArgs(
-                    model=model_path,
-                    dtype=dtype,
-                    tensor_parallel_size=tensor_parallel,
-                    data_parallel_size=replicas,
-                    max_model_len=-1,  # as much of the context as the cache has room for
-                    **arguments,
-                ),
-                usage_context=UsageContext.LLM_CLASS,  # its batch sizes are meant for throughput
-            )
+            with _children_apart(self._printed.fileno()):
+                self._llm = AsyncLLM.from_engine_args(
+                    vllm.AsyncEngineArgs(
+                        model=model_path,
+                        dtype=dtype,
+                        tensor_parallel_size=tensor_parallel,
+                        data_parallel_size=replicas,
+                        max_model_len=-1,  # as much of the context as the cache has room for
+                        **arguments,
+                    ),
+                    usage_context=UsageContext.LLM_CLASS,  # its batch sizes are meant for throughput
+                )
         except (ValueError, RuntimeError, OSError, ImportError) as error:
             reason = first_error(self._printed.fileno()) or error
             raise EngineLost(f"vLLM cannot start with {model_path}: {reason}") from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            for number, copy in enumerate(terminal, 1):
-                os.dup2(copy, number)
-                os.close(copy)
         self._config = self._llm.vllm_config
         self._manager = self._llm.engine_core.resources.engine_manager
         self._guard = _kill_after_this_process([process.pid for process in self._manager.processes])
@@ -148,6 +138,27 @@ class VllmProcesses(StreamSampler):
                 zmq.Socket.close(part, linger=0)
         self._guard.kill()
         self._guard.communicate()
+
+
+@contextmanager
+def _children_apart(output: int) -> Iterator[None]:
+    """Processes that start in this context print to a file (`output`, its descriptor) unless the user wants to read
+    them, and get no Ctrl-C and SIGHUP: those must reach this process alone, which ends the others.
+
+    What is blocked here is blocked in them. Python's resource tracker unblocks it when it starts, so it starts before.
+    """
+    resource_tracker.ensure_running()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    terminal = os.dup(1), os.dup(2)
+    for number in (1, 2) if os.environ["VLLM_LOGGING_LEVEL"] == "ERROR" else ():
+        os.dup2(output, number)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, copy in enumerate(terminal, 1):
+            os.dup2(copy, number)
+            os.close(copy)
 
 
 def first_error(file: int) -> str:

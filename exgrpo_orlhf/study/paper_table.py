@@ -5,8 +5,8 @@ from __future__ import annotations
 from scipy.special import ndtri
 
 from ..evaluation.benchmarks import project_definitions
-from ..evaluation.folder import Results
 from ..evaluation.paper import Paper, bounds_text, score, value_text
+from ..evaluation.results_folder import Results
 from ..show.bootstrap import LEVEL
 from ..show.seeds import mean
 from ..show.tables import NONE, aligned, percent

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from ..records import Question
-from ..settings import Bound, check
+from ..settings import Bound, check_settings
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv
@@ -28,7 +28,7 @@ def _levels(least: int) -> Bound:
     return Bound(f"must be a non-empty tuple of distinct integers of at least {least}", holds)
 
 
-# What the fields of questions made here, and of the models that learn them, may be; `check` of settings reads it.
+# What the fields of questions made here, and of the models that learn them, may be; `check_settings` reads it.
 Split = Literal["train", "validation"]
 Operands = Annotated[tuple[int, ...], _levels(2)]
 Steps = Annotated[tuple[int, ...], _levels(1)]
@@ -57,7 +57,7 @@ class MadeQuestions(ABC):
     split: Split
 
     def __post_init__(self) -> None:
-        check(type(self), vars(self))
+        check_settings(type(self), vars(self))
 
     def load(self) -> list[Question]:
         """The questions in a shuffled order: the same list in every process and on every machine.

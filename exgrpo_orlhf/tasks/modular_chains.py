@@ -20,7 +20,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from ..records import Grade, Message, Question
-from ..settings import Count, Natural, Share, check, require
+from ..settings import Count, Natural, Share, check_settings, require
 from .made_questions import (
     OPERATIONS,
     SHOWN,
@@ -149,7 +149,7 @@ class Beliefs:
     seed: Natural = 0
 
     def __post_init__(self) -> None:
-        check(Beliefs, vars(self))
+        check_settings(Beliefs, vars(self))
 
     @cached_property
     def false_facts(self) -> dict[Fact, int]:

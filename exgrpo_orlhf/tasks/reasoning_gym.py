@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..records import Question
-from ..settings import Count, Natural, check, require
+from ..settings import Count, Natural, check_settings, require
 from .made_questions import Split, split_by_hash
 
 SOURCE = "reasoning_gym"
@@ -45,7 +45,7 @@ class ReasoningGym:
     split: Split = "train"
 
     def __post_init__(self) -> None:
-        check(type(self), vars(self))
+        check_settings(type(self), vars(self))
         weights = self._weights() if isinstance(self.tasks, str | Mapping) else {}
         require(
             bool(weights) and all(isinstance(w, int | float) and w > 0 for w in weights.values()),

@@ -36,7 +36,7 @@ class ScoredTrajectories(NamedTuple):
     measured: Sequence[Measured]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepRecord:
     """One step, when it has ended.
 

@@ -13,21 +13,21 @@ from ..records import Question
 def load_questions(experiment: Experiment) -> tuple[list[Question], list[Question]]:
     """Training and validation questions.
 
-    Raises ValueError for train.best_metric, as their sources and as `Verifier.check`, and for validation questions that
-    are training questions or a supervised start's examples, in the same words.
+    Raises ValueError for train.best_metric, as their sources and as `Verifier.check_questions`, and for validation
+    questions that are training questions or a supervised start's examples, in the same words.
     """
     training = experiment.questions.load()
     validation = experiment.validation.load() if experiment.validation else []
     check_metric(experiment.settings.best_metric, experiment.evaluation, validation)
     examples = experiment.model.training_questions() if isinstance(experiment.model, SupervisedModel) else []
     if shared := same_questions([*training, *examples], validation):
-        mine, theirs = shared[0]
+        trained, question = shared[0]
         raise ValueError(
             f"{len(shared)} of {len(validation)} validation questions are training questions too (such as "
-            f"{plain_text(theirs.prompt)[:80]!r} of {theirs.source}, in training from {mine.source}); bind another set "
-            "to Work.validation, or train on what scripts/prepare_data.py --check-overlap TRAIN VALIDATION "
+            f"{plain_text(question.prompt)[:80]!r} of {question.source}, in training from {trained.source}); bind "
+            "another set to Work.validation, or train on what scripts/prepare_data.py --check-overlap TRAIN VALIDATION "
             "--write-clean FILE writes"
         )
-    experiment.environment.check()
-    experiment.verifier.check([*training, *validation])
+    experiment.environment.check_file()
+    experiment.verifier.check_questions([*training, *validation])
     return training, validation

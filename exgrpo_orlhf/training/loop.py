@@ -37,9 +37,9 @@ from ..study import comparison_charts
 from ..tracking.decisions import DecisionLog, ScoredTrajectories, StepRecord
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
-from . import batch_metrics, prefetch
+from . import ahead, batch_metrics
+from .ahead import BatchAhead
 from .health import Health
-from .prefetch import PrefetchedBatch
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class TrainingRun:
     fingerprint: of the prompts; prompt: what a checkpoint records of them
     steps: that are done; saved_step: of the newest checkpoint
     best: value of train.best_metric, in step best_step
-    prefetched: the next step's batch, where it is generated ahead
+    batch_ahead: the next step's batch, where it is generated ahead
     batch_size: questions of the last batch
     """
 
@@ -73,7 +73,7 @@ class TrainingRun:
     generated_tokens: int = 0
     best: float | None = None
     best_step: int | None = None
-    prefetched: PrefetchedBatch | None = None
+    batch_ahead: BatchAhead | None = None
     batch_size: int = 0
 
     def run(self, stop: Stop) -> Outcome:
@@ -132,7 +132,7 @@ class TrainingRun:
         outdated = self._evict_outdated(step, clock)
 
         # The step's questions and their fresh rollouts, unless they were generated ahead.
-        plan, new = self.prefetched or self._begin(step, clock).result()
+        plan, new = self.batch_ahead or self._begin(step, clock).result()
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score).
@@ -190,15 +190,24 @@ class TrainingRun:
         stored = buffer.store(experience)
         clock.lap("store")
 
-        logprobs, buckets = (stats.policy_logprobs, stats.behaviour_logprobs), buffer.bucket_sizes(mixer.buckets)
         record = StepRecord(
-            step, groups, batch, scored, stats.entropies, *logprobs, experience, buffer.retired, buffer.changes, buckets
+            step=step,
+            sampled=groups,
+            batch=batch,
+            scored=scored,
+            entropies=stats.entropies,
+            policy=stats.policy_logprobs,
+            behaviour=stats.behaviour_logprobs,
+            stored=experience,
+            retired=buffer.retired,
+            changes=buffer.changes,
+            buckets=buffer.bucket_sizes(mixer.buckets),
         )
         self.decisions.append(record, engine.decode)
         clock.lap("log")
 
         if next_batch:
-            self.prefetched = next_batch.result()
+            self.batch_ahead = next_batch.result()
             clock.lap("wait")
             engine.sync()
             clock.lap("sync")
@@ -213,7 +222,7 @@ class TrainingRun:
             **mixer.metrics(batch.groups, chosen),
             **buffer.metrics(mixer.buckets),
             **batch_metrics.of_batch(batch, step, stats.entropies),
-            **experiment.loss.replayed_metrics(batch.flat_rows(), *logprobs),
+            **experiment.loss.replayed_metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs),
             **stats.metrics,
             **self.fresh.metrics(),
             **outdated,
@@ -238,7 +247,7 @@ class TrainingRun:
         clock.lap("recheck")
         return {"replay/outdated": float(sum(differ))}
 
-    def _begin(self, step: int, clock: Clock, thread_clock: Clock | None = None) -> Future[PrefetchedBatch]:
+    def _begin(self, step: int, clock: Clock, thread_clock: Clock | None = None) -> Future[BatchAhead]:
         """A step's questions: (1−ρ)·B fresh ones, ρ·B replayed ones with p ∝ N(accuracy; μ, σ), no question twice. And
         K fresh rollouts of each, or as many as are asked for around a stored one.
 
@@ -253,8 +262,8 @@ class TrainingRun:
             )
         self.batch_size = plan.questions
         clock.lap("plan")
-        sample = lambda: PrefetchedBatch(plan, self._rollout(plan, [], thread_clock or clock))
-        return prefetch.start(sample, in_thread=thread_clock is not None)
+        sample = lambda: BatchAhead(plan, self._rollout(plan, [], thread_clock or clock))
+        return ahead.start(sample, in_thread=thread_clock is not None)
 
     def _choose(
         self, selector: TrajectorySelector, stored: Mapping[Question, Sequence[Trajectory]]
@@ -278,7 +287,7 @@ class TrainingRun:
             )
         clock.lap("grade")
         if self.experiment.settings.generate_ahead:
-            groups = prefetch.sampled_by(groups, engine.behaviour_logprobs(groups), self.steps + 1)
+            groups = ahead.sampled_by(groups, engine.behaviour_logprobs(groups), self.steps + 1)
             clock.lap("behaviour")
         return groups
 
@@ -324,8 +333,8 @@ class TrainingRun:
         def fill(folder: Path) -> Files:
             written = self.engine.save(folder)
             tables = snapshot.save(self.buffer, folder / "replay", self.fingerprint)
-            if self.prefetched:
-                prefetch.save(self.prefetched, folder / prefetch.FOLDER)
+            if self.batch_ahead:
+                ahead.save(self.batch_ahead, folder / ahead.FOLDER)
             checkpoints.write_state(folder, state)
             return {**written, **{f"replay/{name}": entry for name, entry in tables.items()}}
 

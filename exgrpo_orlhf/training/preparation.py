@@ -9,8 +9,8 @@ from pathlib import Path
 
 from .. import checkpoints, initial_buffer
 from ..checkpoints import manifest
-from ..engines.engine import Job, MakeEngine
-from ..evaluation.session import session
+from ..engines.engine import MakeEngine, RunSpec
+from ..evaluation.provenance import provenance
 from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
 from ..explore.run_page import RunPage
@@ -23,24 +23,24 @@ from ..stopping import Stop
 from ..tracking.decisions import DecisionLog
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
-from . import prefetch
+from . import ahead
 from .load_questions import load_questions
 from .loop import TrainingRun
 
 log = logging.getLogger(__name__)
 
 
-def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
+def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
     """A run that is ready to make steps: engine and state are loaded, the logs are cut back to the checkpoint.
 
     Raises ValueError, CheckpointError, SnapshotError, and what `make_engine` raises.
     """
-    experiment, folder = job.experiment, job.run
+    experiment, folder = spec.experiment, spec.run
     # Copies, so that an experiment can be run more than once: the mixer and the generators change with every step.
     mixer, buffer = copy.deepcopy(experiment.mixer), copy.deepcopy(experiment.buffer)
     fresh_rng = copy.deepcopy(experiment.fresh_rng)
     experiment = replace(experiment, mixer=mixer, buffer=buffer, fresh_rng=fresh_rng)
-    training, validation = job.questions or load_questions(experiment)
+    training, validation = spec.questions or load_questions(experiment)
     fresh = experiment.fresh.over(training, fresh_rng)
 
     available = checkpoints.find(folder)
@@ -58,14 +58,14 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
     evaluator = _validation(experiment, validation, folder, fingerprint)
     prompt = engine.prompts.introduce(training, validation)
 
-    prefetched, best, best_step = None, None, None
+    batch_ahead, best, best_step = None, None, None
     if checkpoint and state:
         engine.load(checkpoint)
         snapshot.load(checkpoint / "replay", buffer, fingerprint)
         mixer.load_state_dict(state["mixer"])
         fresh.load_state_dict(state["fresh"])
-        if (saved := checkpoint / prefetch.FOLDER).exists():
-            prefetched = prefetch.load(saved, fresh.question, step + 1, mixer.injection.rollouts_per_replayed)
+        if (saved := checkpoint / ahead.FOLDER).exists():
+            batch_ahead = ahead.load(saved, fresh.question, step + 1, mixer.injection.rollouts_per_replayed)
         if state["best_of"] == experiment.settings.best_metric:
             # The link too: a kill may have come before it, or its checkpoint may have been set aside.
             if state["best_step"] in available:
@@ -88,10 +88,10 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
     tracker = MlflowTracker(
         metrics,
         experiment.tracking,
-        default_uri=job.tracking_uri,
+        default_uri=spec.tracking_uri,
         run_name=run_name(folder),
         params=experiment.params,
-        tags={**job.tags, "config_hash": experiment.config_hash, **hashes},
+        tags={**spec.tags, "config_hash": experiment.config_hash, **hashes},
         run_id=state["mlflow_run_id"] if state else None,
         start=MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None,
         questions={"training": training, "validation": validation},
@@ -115,18 +115,18 @@ def prepare(job: Job, make_engine: MakeEngine) -> TrainingRun:
         generated_tokens=state["generated_tokens"] if state else 0,
         best=best,
         best_step=best_step,
-        prefetched=prefetched,
+        batch_ahead=batch_ahead,
     )
 
 
-def prepare_and_run(job: Job, make_engine: MakeEngine, stop: Stop) -> Outcome:
+def prepare_and_run(spec: RunSpec, make_engine: MakeEngine, stop: Stop) -> Outcome:
     """`prepare` a run and make its steps: the `engines.engine.Loop` of training."""
-    return prepare(job, make_engine).run(stop)
+    return prepare(spec, make_engine).run(stop)
 
 
 def _validation(experiment: Experiment, questions: list[Question], folder: Path, fingerprint: str) -> Validation:
     prompts, settings = experiment.prompts, experiment.settings
     template = {"name": prompts.template, "system": prompts.system, "fingerprint": fingerprint}
-    record = {"template": template, "engine": {"name": settings.engine, "reproducible": None}, **session()}
+    record = {"template": template, "engine": {"name": settings.engine, "reproducible": None}, **provenance()}
     tokens = experiment.sampling.max_response_tokens
     return Validation(questions, experiment.evaluation, experiment.verifier, folder, settings.seed, tokens, record)

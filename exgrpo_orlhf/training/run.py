@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import weights
 from ..checkpoints import claim, refuse_earlier, refuse_other, to_resume
-from ..engines.engine import Engine, Job, Loop
+from ..engines.engine import Engine, Loop, RunSpec
 from ..experiment import Experiment, Outcome
 from ..lazy import transformers
 from ..stopping import StopRequest
@@ -45,11 +45,11 @@ def train(
     model_path = experiment.model.prepare()  # may take an hour; until it is done a signal simply ends the program
     if experiment.lora.rank is not None or experiment.loss.kl_coef > 0:  # a resumed run needs the base model again
         experiment = replace(experiment, base=weights.fingerprint(model_path))
-    job = Job(experiment, run, tracking_uri, tags, loop or prepare_and_run, questions)
+    spec = RunSpec(experiment, run, tracking_uri, tags, loop or prepare_and_run, questions)
     if experiment.settings.engine == "openrlhf":
         from ..engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are needed
 
-        return launch(job, str(model_path), resume=resume, resume_from=resume_from, logs=run / "logs")
+        return launch(spec, str(model_path), resume=resume, resume_from=resume_from, logs=run / "logs")
 
     from ..engines.local import TorchEngine
 
@@ -73,4 +73,4 @@ def train(
     with claim(run, resume), StopRequest() as stop:
         contents = experiment.settings.verify_checkpoint
         to_resume(run, dict(experiment.identity), name=resume_from, contents=contents, base=experiment.base)
-        return job.loop(job, make_engine, stop)
+        return spec.loop(spec, make_engine, stop)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from .. import tokenizer_file
-from ..engines.engine import Job, MakeEngine
+from ..engines.engine import MakeEngine, RunSpec
 from ..engines.openrlhf.flags import divisible_questions
 from ..experiment import Experiment, Outcome
 from ..progress import duration, evaluations_left
@@ -35,10 +35,10 @@ _REPORT = "smoke.json"
 _SECONDS = 60.0  # the last step is as large as this time allows
 
 
-def trial(job: Job, make_engine: MakeEngine, stop: Stop) -> Outcome:
+def trial(spec: RunSpec, make_engine: MakeEngine, stop: Stop) -> Outcome:
     """A tiny step, another one to measure, and on the local engine one of at most the run's own size; a checkpoint.
     What they took is written to the folder. An `engines.engine.Loop`."""
-    experiment, run = job.experiment, prepare(job, make_engine)
+    experiment, run = spec.experiment, prepare(spec, make_engine)
     mixer = run.experiment.mixer
     if mixer.share.started_at is None:
         mixer.share.started_at = 0  # so that what replay needs is tried too, where the first step has a success
@@ -62,7 +62,7 @@ def trial(job: Job, make_engine: MakeEngine, stop: Stop) -> Outcome:
             make_step(largest)
     begin = time.perf_counter()
     run.save()
-    checkpoint = job.run / f"checkpoint-{run.steps}"
+    checkpoint = spec.run / f"checkpoint-{run.steps}"
     model = getattr(run.engine, "model", None)  # OpenRLHF's is in other processes
     report = {
         "steps": steps,
@@ -72,7 +72,7 @@ def trial(job: Job, make_engine: MakeEngine, stop: Stop) -> Outcome:
         "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
-    (job.run / _REPORT).write_text(json.dumps(report), encoding="utf-8")
+    (spec.run / _REPORT).write_text(json.dumps(report), encoding="utf-8")
     run.tracker.close("FINISHED")
     return Outcome(run.steps, run.steps, stop.signal)
 
@@ -86,7 +86,7 @@ def smoke(experiment: Experiment, run: Path, tracking_uri: str) -> Iterator[str]
     training, validation = load_questions(experiment)
     path = experiment.model.prepare()
     prompts = PromptEncoder(experiment.prompts, tokenizer_file.load(path))
-    prompts.check([*training, *validation])
+    prompts.check_prompts([*training, *validation])
     longest = max(len(prompts.encode(question)) for question in [*training, *validation])
     counts = f"{len(training):,} to train on, {len(validation):,} for validation"
     yield f"questions   {counts}; longest prompt {longest} tokens"

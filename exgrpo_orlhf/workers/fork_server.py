@@ -69,11 +69,11 @@ class Worker:
 
     def __init__(self, control: socket.socket, owner: str) -> None:
         self._owner, self._sent, self._at = owner, 0.0, CONTENT
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        with theirs:
+        with other_end:
             self._file = open(os.memfd_create("call"), "r+b", buffering=0)  # noqa: SIM115  (as long as the worker)
-            socket.send_fds(control, [b"x"], [theirs.fileno(), self._file.fileno()])
+            socket.send_fds(control, [b"x"], [other_end.fileno(), self._file.fileno()])
 
     def call(self, *pickled: bytes) -> None:
         """Ask for the answers to calls, which it answers one after another, without waiting for them. A process that is
@@ -180,7 +180,7 @@ class ForkServer:
             except OSError as error:
                 raise CallFailed("error", f"no process could be started: {error}", lost=True) from error
 
-    def check(self) -> str:
+    def try_loading(self) -> str:
         """Load, and end the process again. Returns `info`. Raises NotLoaded."""
         try:
             with self._lock:
@@ -216,10 +216,10 @@ class ForkServer:
         soft = _FILES if most == resource.RLIM_INFINITY else min(_FILES, most)
         if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < soft:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         started: Future[subprocess.Popen[bytes]] = Future()
         # In a thread that lives as long: Linux ties "killed with its parent" to the parent's thread.
-        threading.Thread(target=self._run, args=(theirs, started), name="fork server", daemon=True).start()
+        threading.Thread(target=self._run, args=(other_end, started), name="fork server", daemon=True).start()
         self._process = started.result()
         if self.failed:  # closed meanwhile, when there was nothing to kill
             self._process.kill()
@@ -240,18 +240,18 @@ class ForkServer:
         self.failed = self.failed or NotLoaded(f"{self._binding} cannot be used: {reason}")
         raise self.failed
 
-    def _run(self, theirs: socket.socket, started: Future[subprocess.Popen[bytes]]) -> None:
+    def _run(self, other_end: socket.socket, started: Future[subprocess.Popen[bytes]]) -> None:
         paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(_ROOT)]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         fixed = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # a seed also repeats the order of a set of texts
         command = [sys.executable, "-P", "-c", "from exgrpo_orlhf.workers.forking import main; main()"]
         try:
-            with theirs:
+            with other_end:
                 process = subprocess.Popen(
-                    [*command, *self._arguments, str(os.getpid()), str(theirs.fileno())],
+                    [*command, *self._arguments, str(os.getpid()), str(other_end.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # what a user's file prints
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[other_end.fileno()],
                     start_new_session=True,  # Ctrl-C goes to the caller alone
                     env={**os.environ, **threads, **fixed, "PYTHONPATH": os.pathsep.join(paths)},
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from exgrpo_orlhf.engines.local.placement import end_and_pad, load
 from exgrpo_orlhf.evaluation.responses import Key, Response, respond
 from exgrpo_orlhf.sampling import Request, Sampler
 from exgrpo_orlhf.sampling.generation import generate
-from exgrpo_orlhf.sampling.loop import LoopSampler
+from exgrpo_orlhf.sampling.torch_loop import LoopSampler
 
 RUN_BENCH = ROOT / "evals" / "run_bench.py"
 HERE = ("--engine", "transformers", "--no-mlflow")
@@ -79,10 +80,8 @@ def loop_sampler(folder: Path, rows: int = 64) -> LoopSampler:
 def greedy_by_transformers(folder: Path, requests: Sequence[Request]) -> list[str]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompts = [request.prompt_ids for request in requests]
-    rollouts = generate(
-        model, prompts, end=[END, ALSO_END], pad=END, max_new_tokens=requests[0].max_tokens, temperature=None
-    )
+    greedy = [replace(request, temperature=0.0, max_tokens=requests[0].max_tokens) for request in requests]
+    rollouts = generate(model, greedy, end=[END, ALSO_END], pad=END)
     return [tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=True) for rollout in rollouts]
 
 

@@ -49,9 +49,9 @@ class CheckedTrainer(trainer.MixedTrainer):
     def fit(self):
         import numpy as np
 
-        run_steps, seen, trainer = loop.TrainingRun.run, self.job.run / "seen", self
+        run_steps, seen, trainer = loop.TrainingRun.run, self.spec.run / "seen", self
         seen.mkdir(exist_ok=True)
-        self.killed, self.killing = threading.Event(), (self.job.run / ".kill-an-engine").exists()
+        self.killed, self.killing = threading.Event(), (self.spec.run / ".kill-an-engine").exists()
 
         def looked_at(run, stop):
             folder = seen / f"loaded-{run.steps}"
@@ -81,7 +81,7 @@ class CheckedTrainer(trainer.MixedTrainer):
         yield from groups
 
     def record(self, what, line):
-        with (self.job.run / "seen" / f"{what}.jsonl").open("a") as file:
+        with (self.spec.run / "seen" / f"{what}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def measure(self, rows, method="measure"):
@@ -92,8 +92,8 @@ class CheckedTrainer(trainer.MixedTrainer):
     def update(self, batch, loss):
         import numpy as np
 
-        if self.step == 3 and (self.job.run / ".kill-an-engine").exists():
-            (self.job.run / ".kill-an-engine").unlink()
+        if self.step == 3 and (self.spec.run / ".kill-an-engine").exists():
+            (self.spec.run / ".kill-an-engine").unlink()
             self.record("killed", any(thread.name == "generate-ahead" for thread in threading.enumerate()))
             os.kill(self.engine_process, signal.SIGKILL)
             self.killed.set()

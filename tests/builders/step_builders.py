@@ -8,7 +8,7 @@ from pathlib import Path
 from run_builders import small_bindings
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.engine import Job, UpdateStats
+from exgrpo_orlhf.engines.engine import RunSpec, UpdateStats
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.records import Grade, MixedBatch, Question
 from exgrpo_orlhf.rewards import grading
@@ -26,7 +26,7 @@ def begin(model: Path, run: Path, *more: str) -> TrainingRun:
         model_path=model,
         seed=experiment.settings.seed,
     )
-    return prepare(Job(experiment, run, "unused", {}, prepare_and_run), lambda checkpoint: engine)
+    return prepare(RunSpec(experiment, run, "unused", {}, prepare_and_run), lambda checkpoint: engine)
 
 
 def watched(run: TrainingRun, monkeypatch) -> list[tuple[MixedBatch, UpdateStats]]:

@@ -51,7 +51,7 @@ def test_a_command_describes_a_run(command: str) -> None:
     values = {name: [words[i + 1] for i, word in enumerate(words) if word == name] for name in ("--gin", "--set")}
     experiment = config.load(values["--gin"], values["--set"])
     if experiment.openrlhf is not None:
-        flags.check(experiment.openrlhf.all_flags())
+        flags.check_flags(experiment.openrlhf.all_flags())
     program = (ROOT / "scripts" / "train.py").read_text(encoding="utf-8")
     assert all(f'"{word}"' in program for word in words if word.startswith("--"))
 
@@ -62,7 +62,7 @@ def test_a_binding_is_taken(binding: str) -> None:
     layout = [LAYOUT] if name.startswith("OpenRLHF.") else []
     experiment = config.load(["base.gin", *layout], [*BESIDE.get(name, []), binding])
     if layout:
-        flags.check(experiment.openrlhf.all_flags())
+        flags.check_flags(experiment.openrlhf.all_flags())
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.stem)

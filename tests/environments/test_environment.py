@@ -39,7 +39,7 @@ def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source
     if source is not None:
         (tmp_path / "game.py").write_text(source)
     with pytest.raises(NotLoaded) as refusal:
-        one.check()
+        one.check_file()
     message = str(refusal.value)
     assert message.startswith(f"Environment.path = {one.path!r} cannot be used: ")
     assert line in message
@@ -47,4 +47,4 @@ def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source
 
 
 def test_without_a_path_there_is_nothing_to_check():
-    Environment().check()
+    Environment().check_file()

@@ -131,7 +131,7 @@ def test_one_loop_serves_all_turns_of_an_async_class_and_each_episode_has_an_ins
         "        return {'rewards': [1.0], 'environment_feedback': str(self.turns), 'done': False}\n"
     )
     one = environment(tmp_path, source)
-    one.check()
+    one.check_file()
     for _ in range(2):
         episode = begin(one)
         assert episode.reply(WAIT) == Reply("6*7?")

@@ -9,6 +9,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 from engine_builders import make_engine, questions
+from generated import generated
 from run_builders import ROOT, small_bindings
 
 from exgrpo_orlhf import config
@@ -18,7 +19,6 @@ from exgrpo_orlhf.environments.playing import Play, Player
 from exgrpo_orlhf.records import Rollout
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import GradingError, Verifier
-from exgrpo_orlhf.sampling.generation import generate
 from exgrpo_orlhf.settings import LocalEngine, Sampling
 from exgrpo_orlhf.training.run import train
 
@@ -219,8 +219,8 @@ def test_a_text_that_ends_a_turn_can_be_a_special_tokens_and_then_the_environmen
     special = engine.tokenizer.eos_token
     prompts = [engine.prompts.encode(question) for question in questions(4)]
     settings = {"pad": engine.pad, "max_new_tokens": 24, "temperature": None, "tokenizer": engine.tokenizer}
-    by_text = generate(engine.model, prompts, end=[], stop=(special,), **settings)
-    by_token = generate(engine.model, prompts, end=[engine.tokenizer.eos_token_id], **settings)
+    by_text = generated(engine.model, prompts, end=[], stop=(special,), **settings)
+    by_token = generated(engine.model, prompts, end=[engine.tokenizer.eos_token_id], **settings)
     assert [one.token_ids.tolist() for one in by_text] == [one.token_ids.tolist() for one in by_token]
     assert all(one.finish == "stop" for one in by_text)
     environment, turn = own(), by_token[0]

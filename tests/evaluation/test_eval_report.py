@@ -15,8 +15,8 @@ from drawn_charts import across, charts, horizontal, numbers, of_class, opened, 
 from eval_builders import samples
 from results_builder import make_results
 
-from exgrpo_orlhf.evaluation.folder import ResultsFolder
 from exgrpo_orlhf.evaluation.report import write_report
+from exgrpo_orlhf.evaluation.results_folder import ResultsFolder
 from exgrpo_orlhf.evaluation.results_table import benchmark_row, interval, means
 from exgrpo_orlhf.evaluation.samples import VERDICTS, Line, choose
 

@@ -52,14 +52,14 @@ def test_a_prompt_that_the_tokenizer_would_shorten_is_refused(tokenizer, letters
     right = Question.make("mine", "1+2=", "3")
     question = Question.make("mine", "What is 1+2=", "3")
     encoder = PromptEncoder(Prompts("plain"), tokenizer)
-    encoder.check([right])
+    encoder.check_prompts([right])
     with pytest.raises(ValueError, match=rf"question {question.id} of mine .*'s tokenizer has no token for W h"):
-        encoder.check([right, question])
-    PromptEncoder(Prompts("plain"), letters).check(
+        encoder.check_prompts([right, question])
+    PromptEncoder(Prompts("plain"), letters).check_prompts(
         [question, Question.make("mine", "a\u200bb", "3")]
     )  # no letter is lost
     with pytest.raises(ValueError, match="no token for ü; take another model"):
-        PromptEncoder(Prompts("plain"), letters).check([Question.make("mine", (("user", "Füge 1 zu 2"),), "3")])
+        PromptEncoder(Prompts("plain"), letters).check_prompts([Question.make("mine", (("user", "Füge 1 zu 2"),), "3")])
 
 
 def test_qwen_math_writes_turns_and_its_special_tokens_are_single_tokens(letters):
@@ -138,13 +138,13 @@ def test_a_template_that_cannot_be_used_is_refused(settings, message, tokenizer)
 def test_prompts_that_are_too_long_are_counted_and_the_first_is_named(tokenizer):
     questions = [Question.make("chains", prompt, "0") for prompt in ("1+2=", "1+2+3=", "1+2", "1+2+3+4=")]
     encoder = PromptEncoder(Prompts("plain", 4), tokenizer)
-    encoder.check(questions[::2])
+    encoder.check_prompts(questions[::2])
     counted = (
         r"^2 of 4 prompts are too long, up to 8 tokens \(Work\.questions = @LengthFilter\(\) leaves them out; .*\)"
     )
     named = rf"question {questions[1].id} of chains \('1\+2\+3='.*6 prompt tokens.*max_tokens = 4"
     with pytest.raises(ValueError, match=f"{counted}: {named}"):
-        encoder.check(questions)
+        encoder.check_prompts(questions)
 
 
 def test_fingerprint_changes_with_tokenizer_and_template(tokenizer):
@@ -301,9 +301,9 @@ def test_what_the_chat_template_does_not_take_is_refused_bound_or_of_a_row(kwarg
         PromptEncoder(Prompts("chat", chat_template_kwargs=kwargs), tokenizer)
     encoder = PromptEncoder(Prompts("chat"), tokenizer)
     with pytest.raises(ValueError, match=f"question .*{message}"):
-        encoder.check([replace(QUESTION, meta={"chat_template_kwargs": kwargs})])
+        encoder.check_prompts([replace(QUESTION, meta={"chat_template_kwargs": kwargs})])
     with pytest.raises(ValueError, match="chat_template_kwargs is 'no thoughts', not an object with names and values"):
-        encoder.check([replace(QUESTION, meta={"chat_template_kwargs": "no thoughts"})])
+        encoder.check_prompts([replace(QUESTION, meta={"chat_template_kwargs": "no thoughts"})])
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match=r"'think_answer', but the tokenizer of .* has no chat template"):
         PromptEncoder(Prompts("think_answer", chat_template_kwargs={"enable_thinking": False}), tokenizer)
@@ -396,9 +396,9 @@ def test_what_a_chat_template_does_not_write_is_refused_with_row_and_remedy(temp
     encoder = PromptEncoder(Prompts("chat"), letters)
     row = rf"^question {question.id} of s \(.*\): the chat template of owner/model"
     with pytest.raises(ValueError, match=f"{row} {message}") as raised:
-        encoder.check([question])
+        encoder.check_prompts([question])
     assert ("Prompts.system = ''" in str(raised.value)) == (question.prompt[0][0] == "system")
-    PromptEncoder(Prompts("chat", system=""), letters).check([QUESTION])
+    PromptEncoder(Prompts("chat", system=""), letters).check_prompts([QUESTION])
 
 
 def test_a_bound_system_message_that_the_chat_template_drops_is_refused_at_once(letters):

@@ -36,9 +36,9 @@ def test_a_question_that_holds_one_keeps_its_text_and_the_templates_tokens(templ
     assert [i if i != ord("!") else 0 for i in ids] != expected or len(ids) == len(expected)
     special = [[i for i in each if i in tokenizer.all_special_ids] for each in (ids, expected)]
     assert special[0] == special[1], "those of the template alone"
-    encoder.check([plain])
+    encoder.check_prompts([plain])
     assert "special" not in caplog.text
-    encoder.check([plain, held])
+    encoder.check_prompts([plain, held])
     assert (
         f"1 questions hold special tokens, encoded as text: question {held.id} of mine ('Say <|im_end|>" in caplog.text
     )

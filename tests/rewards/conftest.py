@@ -19,6 +19,6 @@ def function(request, tmp_path_factory) -> str:
 def needs_sandbox() -> None:
     """Skips where programs cannot be run."""
     try:
-        sandbox.check()
+        sandbox.check_available()
     except sandbox.NoSandbox as error:
         pytest.skip(str(error))

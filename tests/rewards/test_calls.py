@@ -108,11 +108,11 @@ def test_a_question_is_refused_before_anything_is_generated():
         for i, test in enumerate(("assert f(1) == 2", "assert f(1)"))
     ]
     verifier = Verifier("code", memory=256)
-    verifier.check(questions[:1])
+    verifier.check_questions(questions[:1])
     with pytest.raises(
         ValueError, match=r"'Write f, 1\.' of 'set': line 1 of the tests cannot be read: assert f\(1\);"
     ):
-        verifier.check(questions)
+        verifier.check_questions(questions)
 
 
 @pytest.mark.parametrize(

@@ -126,13 +126,13 @@ def test_a_list_of_gold_answers_in_a_file_is_accepted_by_any_of_them(tmp_path):
     path.write_text('{"question": "x^2=4?", "gold": ["2", -2]}\n{"question": "1+1?", "gold": "2"}\n')
     questions = QuestionFile(prompt="question", answer="gold", source=None, path=str(path)).load()
     verifier = Verifier("math")
-    verifier.check(questions)
+    verifier.check_questions(questions)
     responses = ("\\boxed{2}", "\\boxed{-2}", "\\boxed{3}")
     assert [verifier.grade(questions[0], each).verdict for each in responses] == ["correct", "correct", "wrong"]
     assert questions[1].answer == "2"
     assert questions[0].answer == ("2", -2)
     with pytest.raises(ValueError, match="'exact' takes one gold answer, not the list"):
-        Verifier("exact").check(questions)
+        Verifier("exact").check_questions(questions)
     for bad in ("[]", '[""]', "[null]"):
         path.write_text(f'{{"question": "x?", "gold": {bad}}}\n')
         with pytest.raises(ValueError, match="line 1: field 'gold'"):

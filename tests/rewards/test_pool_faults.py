@@ -138,7 +138,7 @@ def test_the_first_failed_start_fails_the_pool(tmp_path, monkeypatch, source, me
         verifier.grade_all([(Question.make("t", "", "42"), str(i)) for i in range(2)])
     assert len(starts) <= verifier.graders().workers
     with pytest.raises(NoGrader, match=message):
-        verifier.check([])
+        verifier.check_questions([])
     close_workers()
 
 

@@ -170,7 +170,7 @@ def test_no_message_has_the_user_the_password_or_the_query_of_an_address(caplog)
         grades(private)
         assert f"{url} answered 500" in caplog.text
     with pytest.raises(NoGrader) as gone:
-        Verifier("http", url=private, timeout=2.0).check([QUESTION])
+        Verifier("http", url=private, timeout=2.0).check_questions([QUESTION])
     with pytest.raises(ValueError, match="must be set") as unused:
         Verifier("exact", url=private)
     with pytest.raises(ValueError, match="is no address") as malformed:
@@ -203,6 +203,6 @@ def test_too_many_failures_stop_the_run_and_a_server_that_is_down_stops_it_befor
     with serving(lambda *_: (500, "")) as (url, _):
         with pytest.raises(GradingError, match=r"2 of 2 answers could not be graded \(0 timeouts, 2 errors\)"):
             grades(url, max_failed_share=0.25)
-        Verifier("http", url=url).check([QUESTION])
+        Verifier("http", url=url).check_questions([QUESTION])
     with pytest.raises(NoGrader, match=r"Verifier\.url: no reward server answers \(http://127.0.0.1:\d+/get_reward: "):
-        Verifier("http", url=url).check([QUESTION])
+        Verifier("http", url=url).check_questions([QUESTION])

@@ -177,7 +177,7 @@ def test_without_a_system_call_filter_nothing_is_run():
     system_calls._DENIED["prctl"] = (157, 167)
     system_calls.filter_calls()
     try:
-        sandbox.check()
+        sandbox.check_available()
     except sandbox.NoSandbox as error:
         print(error)
     """

@@ -184,4 +184,4 @@ def test_what_goes_by_the_sum_is_refused_with_advantages_of_each(more, warm_mode
 def test_a_function_that_takes_one_response_cannot_get_a_batch(functions):
     verifier = Verifier("function", f"{functions}:polite", gets="batch")
     with pytest.raises(GradingError, match="takes one response at a time"):
-        verifier.check([QUESTION])
+        verifier.check_questions([QUESTION])

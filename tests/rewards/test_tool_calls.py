@@ -250,7 +250,7 @@ def file_of(tool: str, case: Case, folder: Path) -> str:
 class PoolHere(Pool):
     """A pool whose worker is this process: 55 processes would take a minute to start. The others here are real ones."""
 
-    def check(self, columns: Sequence[str] | None) -> None:
+    def check_columns(self, columns: Sequence[str] | None) -> None:
         self.grading = kinds.load(json.loads(json.dumps({**self.settings, "columns": columns})))
         self._calls = self.grading.calls
 
@@ -267,7 +267,7 @@ class PoolHere(Pool):
 def test_a_function_gives_in_a_run_what_is_expected_by_hand(tool, case, tmp_path, encoder, monkeypatch):
     monkeypatch.setattr("exgrpo_orlhf.rewards.pool.Pool", PoolHere)
     verifier = Verifier("function", file_of(tool, case, tmp_path), max_failed_share=1.0)
-    verifier.check([case.question])
+    verifier.check_questions([case.question])
     groups = [RolloutGroup(case.question, tuple(rollouts(encoder)), planned_replay=False)]
     written = lambda question, rollout: written_to(encoder, question, rollout)
     [group] = verifier.grade_groups(groups, written, progress=(4, 20))
@@ -447,7 +447,7 @@ def test_a_files_extra_info_reaches_verls_functions_without_a_binding_and_change
     path = tmp_path / "reward.py"
     path.write_text(VERL_HEAD + "    return extra_info.get('difficulty', 1)\n")
     verifier = Verifier("function", f"{path}:compute_score")
-    verifier.check(informed)
+    verifier.check_questions(informed)
     assert [verifier.grade(each, "2").reward for each in (plain[0], informed[0])] == [1, 3]
 
 

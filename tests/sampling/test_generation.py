@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engine_builders import SMALL, SMALL_GPT2, random_model, repeated_prompts
+from generated import generated
 from transformers import (
     BloomConfig,
     DeepseekV3Config,
@@ -23,7 +24,7 @@ from transformers import (
 )
 
 from exgrpo_orlhf.sampling import batch, kv_cache, shared_prompt
-from exgrpo_orlhf.sampling.generation import BLOCK, CHECK_EVERY, _taken, check_rows, generate, sample
+from exgrpo_orlhf.sampling.generation import BLOCK, CHECK_EVERY, _taken, check_rows, sample
 
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
@@ -39,7 +40,7 @@ ENDS = [1, 5, 7]
 
 def responses(model, prompts, *, temperature=1.0, max_new_tokens=16, seed=0, end=ENDS):
     torch.manual_seed(seed)
-    rollouts = generate(model, prompts, end=end, pad=0, max_new_tokens=max_new_tokens, temperature=temperature)
+    rollouts = generated(model, prompts, end=end, pad=0, max_new_tokens=max_new_tokens, temperature=temperature)
     return [(rollout.token_ids.tolist(), rollout.finish) for rollout in rollouts]
 
 
@@ -303,15 +304,15 @@ def test_a_seeded_response_depends_on_its_seed_and_not_on_the_rows_beside_it():
     prompts = repeated_prompts((3, 5, 4, 6), 3)
     settings = {"end": [], "pad": 0, "max_new_tokens": 80, "temperature": 1.3, "top_p": 0.9}
     seeds = list(range(100, 100 + len(prompts)))
-    together = generate(model, prompts, seeds=seeds, **settings)
-    backwards = generate(model, prompts[::-1], seeds=seeds[::-1], **settings)[::-1]
+    together = generated(model, prompts, seeds=seeds, **settings)
+    backwards = generated(model, prompts[::-1], seeds=seeds[::-1], **settings)[::-1]
     alone = [
-        generate(model, [prompt], seeds=[seed], **settings)[0] for prompt, seed in zip(prompts, seeds, strict=True)
+        generated(model, [prompt], seeds=[seed], **settings)[0] for prompt, seed in zip(prompts, seeds, strict=True)
     ]
     for a, b, c in zip(together, backwards, alone, strict=True):
         np.testing.assert_array_equal(a.token_ids, b.token_ids)
         np.testing.assert_array_equal(a.token_ids, c.token_ids)
-    other = generate(model, prompts, seeds=[seed + 1000 for seed in seeds], **settings)
+    other = generated(model, prompts, seeds=[seed + 1000 for seed in seeds], **settings)
     assert all((a.token_ids != b.token_ids).any() for a, b in zip(together, other, strict=True))
 
 
@@ -319,12 +320,12 @@ def turns(model, keep, count=3):
     """What each episode has after some turns, with an observation of 0 to 3 tokens after each. Episodes end."""
     rng = np.random.default_rng(2)
     playing = dict(enumerate(repeated_prompts((3, 9, 4, 7), 3)))
-    episodes, texts = [SimpleNamespace(computed=None) for _ in playing], dict(playing)
+    episodes, texts = [SimpleNamespace(computed=None, last_turn=False) for _ in playing], dict(playing)
     for turn in range(count):
         prompts = list(texts.values())
         settings = {"end": ENDS, "pad": 0, "max_new_tokens": 40, "limits": [40 - i for i in texts], "temperature": 1.0}
-        contexts = [episodes[i] for i in texts] if keep else ()
-        rollouts = generate(model, prompts, seeds=[100 * turn + i for i in texts], contexts=contexts, **settings)
+        resumed = [episodes[i] for i in texts] if keep else ()
+        rollouts = generated(model, prompts, seeds=[100 * turn + i for i in texts], turns=resumed, **settings)
         for i, one in zip(texts, rollouts, strict=True):
             playing[i] = [*texts[i], *one.token_ids.tolist()]
         texts = {i: [*playing[i], *rng.integers(2, 18, i % 4).tolist()] for i in texts if i % 5 != turn}
@@ -375,7 +376,9 @@ def test_what_was_computed_is_taken_where_each_prompt_has_it_and_left_where_a_tu
     assert _taken(contexts, [0, 0, 1]) is None
     settings = {"end": ENDS, "pad": 0, "max_new_tokens": 4, "temperature": None}
     for last in (True, False):
-        generate(random_model(CONFIGS["llama"]), [[2, 3]] * 3, contexts=contexts, last=last, **settings)
+        for context in contexts:
+            context.last_turn = last
+        generated(random_model(CONFIGS["llama"]), [[2, 3]] * 3, turns=contexts, **settings)
         assert [one.computed is None for one in contexts] == [last] * 3
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from engine_builders import SMALL, SMALL_GPT2, repeated_prompts
+from generated import generated
 from transformers import (
     DiffLlamaConfig,
     Gemma3Config,
@@ -28,7 +29,6 @@ from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.sampling import attention, batch, kv_cache, shared_prompt
 from exgrpo_orlhf.sampling.attention import Unfit
 from exgrpo_orlhf.sampling.batch import Batch
-from exgrpo_orlhf.sampling.generation import generate
 from exgrpo_orlhf.sampling.kv_cache import first
 from exgrpo_orlhf.sampling.shared_prompt import SharedPromptCache
 
@@ -82,7 +82,7 @@ def attended(monkeypatch) -> list[int]:
 def responses(model, *, counts=COUNTS, lengths=LENGTHS, tokens=24, **settings):
     prompts = repeated_prompts(lengths, counts)
     torch.manual_seed(1)
-    rollouts = generate(model, prompts, end=[1, 5], pad=0, max_new_tokens=tokens, **settings)
+    rollouts = generated(model, prompts, end=[1, 5], pad=0, max_new_tokens=tokens, **settings)
     return [(rollout.token_ids.tolist(), rollout.finish) for rollout in rollouts]
 
 
@@ -226,11 +226,11 @@ def test_prompts_are_shared_after_an_update_with_packed_rows_too(attended):
     """Packing leaves its own attention function in the model's configuration."""
     model, prompts = random_model(CONFIGS["llama"]), repeated_prompts(LENGTHS, 4)
     settings = {"end": [1], "pad": 0, "max_new_tokens": 6, "temperature": None}
-    before = generate(model, prompts, **settings)
+    before = generated(model, prompts, **settings)
     calls, forward = len(attended), PolicyForward(model, 1.0, torch.float32)
     rows = [ForwardRow(prompt, rollout.token_ids) for prompt, rollout in zip(prompts, before, strict=True)]
     forward(rows, pack=True)[0].sum().backward()
-    after = generate(model, prompts, **settings)
+    after = generated(model, prompts, **settings)
     assert len(attended) == 2 * calls > 0
     assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, after, strict=True))
 

@@ -206,17 +206,17 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
     in_group = [Row(QUESTIONS[0], one, 0.1, True) for one in (*rollouts, stored[17])]
     logprobs = [np.linspace(-1, 0, 5000, dtype=np.float32)] * 65
     step = log.StepRecord(
-        30,
-        [group],
-        MixedBatch([group], [in_group], 65),
-        {QUESTIONS[0].id: log.ScoredTrajectories(stored, [])},
-        [0.5] * 65,
-        logprobs,
-        logprobs,
-        [],
-        {},
-        Changes(),
-        {},
+        step=30,
+        sampled=[group],
+        batch=MixedBatch([group], [in_group], 65),
+        scored={QUESTIONS[0].id: log.ScoredTrajectories(stored, [])},
+        entropies=[0.5] * 65,
+        policy=logprobs,
+        behaviour=logprobs,
+        stored=[],
+        retired={},
+        changes=Changes(),
+        buckets={},
     )
     [question] = log.texts(step, lambda ids: " ".join(map(str, ids)))
     kinds = Counter((one["kind"], one.get("verdict")) for one in question["responses"])

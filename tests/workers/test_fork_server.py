@@ -95,7 +95,7 @@ def test_closing_does_not_wait_for_what_still_loads(make):
 
 def test_check_loads_and_ends_the_process_again(make):
     server = make()
-    assert server.check() == "loaded"
+    assert server.try_loading() == "loaded"
     assert server._process is None
     with pytest.raises(NotLoaded, match=r"^Game.path = 'answers.py' cannot be used: KeyError: 'sleep'$"):
-        ForkServer("answers:load", {"memory": 256}, "Game.path = 'answers.py'").check()
+        ForkServer("answers:load", {"memory": 256}, "Game.path = 'answers.py'").try_loading()

@@ -91,9 +91,9 @@ class PolicyForward:
         ids = torch.arange(1, 9, device=self.device)[None] % self.head.weight.shape[0]
         logits = self.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
-        ours, _ = response_stats(self.head, hidden.float(), ids[0, 1:], self.temperature)
-        theirs = (logits / self.temperature).log_softmax(1).gather(1, ids[0, 1:, None]).squeeze(1)
-        if changes_logits(self.model) or not torch.allclose(ours, theirs, atol=1e-3, rtol=1e-3):
+        logprobs, _ = response_stats(self.head, hidden.float(), ids[0, 1:], self.temperature)
+        expected = (logits / self.temperature).log_softmax(1).gather(1, ids[0, 1:, None]).squeeze(1)
+        if changes_logits(self.model) or not torch.allclose(logprobs, expected, atol=1e-3, rtol=1e-3):
             raise ValueError(
                 f"{type(self.model).__name__} does more to its logits than the output layer does, such as scaling or "
                 "capping them: the local engine cannot train it"
@@ -115,7 +115,7 @@ class PolicyForward:
 
     @torch.enable_grad()
     def _only_rounds(self, rows: Sequence[ForwardRow]) -> bool:
-        """Whether attention in one call changes hidden states, and a gradient of theirs in the embedded tokens, by at
+        """Whether attention in one call changes hidden states, and their gradient in the embedded tokens, by at
         most three times what the compute dtype changes where attention has tables."""
         embedding = self.model.get_input_embeddings()
 
@@ -128,12 +128,12 @@ class PolicyForward:
 
         exact = results(one_call=False)
         with self.autocast():
-            ours, rounded = results(one_call=True), results(one_call=False)
-        return all((a - e).norm() <= 3 * (b - e).norm() for a, b, e in zip(ours, rounded, exact, strict=True))
+            in_one, rounded = results(one_call=True), results(one_call=False)
+        return all((a - e).norm() <= 3 * (b - e).norm() for a, b, e in zip(in_one, rounded, exact, strict=True))
 
 
 def per_row(rows: Sequence[ForwardRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:
     """What `PolicyForward` returned for these rows, split into one entry per row, on the CPU."""
     lengths = [len(row.targets) for row in rows]
     parts = (values.detach().cpu().split(lengths) for values in (logprobs, entropies))
-    return [Measured(ours.numpy().copy(), float(entropy.mean())) for ours, entropy in zip(*parts, strict=True)]
+    return [Measured(logprob.numpy().copy(), float(entropy.mean())) for logprob, entropy in zip(*parts, strict=True)]

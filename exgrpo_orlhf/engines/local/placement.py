@@ -67,7 +67,7 @@ def end_and_pad(model: PreTrainedModel, tokenizer: Any, turn_ends: Sequence[int]
     return end, end[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
-def check(model: PreTrainedModel, path: str | Path, tokens: int) -> None:
+def check_model(model: PreTrainedModel, path: str | Path, tokens: int) -> None:
     """Raises ValueError now for what would fail later, in a forward pass or when the model is saved.
 
     tokens: of prompt and response together, at most

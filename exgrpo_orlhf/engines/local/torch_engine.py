@@ -20,13 +20,13 @@ from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Rollout
 from ...sampling import Sampler
 from ...sampling.generation import check_rows
-from ...sampling.loop import LoopSampler
+from ...sampling.torch_loop import LoopSampler
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
 from ..lora import FOLDER, Adapter
 from ..rows import ForwardRow
 from .forward import PolicyForward
-from .placement import check, device_of, dtype_of, end_and_pad, load
+from .placement import check_model, device_of, dtype_of, end_and_pad, load
 from .update import PolicyUpdate, Reference
 
 _FULL = LoRA()  # training of all weights
@@ -72,7 +72,7 @@ class TorchEngine(Engine):
             self.adapter = Adapter(self.model, lora, model_path, seed)
             if weights_path is not None:
                 self.adapter.load(Path(weights_path) / FOLDER)
-        check(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
+        check_model(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
         self.end, self.pad = end_and_pad(self.model, self.tokenizer, self.prompts.turn_ends())
         self.player = player_of(environment, self.prompts, sampling.max_response_tokens)
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings.dtype, self.device))

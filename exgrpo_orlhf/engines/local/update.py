@@ -57,21 +57,21 @@ class PolicyUpdate:
         """
         groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
         ends = np.cumsum([0, *map(len, batch.rows)]).tolist()
-        work = _Work(batch.flat_rows(), sequences, loss)
+        state = _UpdateState(batch.flat_rows(), sequences, loss)
         steps = n * self.settings.passes_per_batch
         if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
-            missing = [i for i, logprobs in enumerate(work.behaviour_logprobs) if logprobs is None]
-            for i, measured in zip(missing, self._measure(work, missing), strict=True):
-                work.behaviour_logprobs[i] = measured.logprobs
+            missing = [i for i, logprobs in enumerate(state.behaviour_logprobs) if logprobs is None]
+            for i, measured in zip(missing, self._measure(state, missing), strict=True):
+                state.behaviour_logprobs[i] = measured.logprobs
         norms, losses, skipped, rate = [], [], 0, self.scheduler.get_last_lr()[0]
         for step in range(steps):
             part = step % n
             if part == 0:
-                work.passes.append({})
+                state.passes.append({})
             # Every n-th group goes to the same step: each step has fresh and replayed groups in the batch's proportion.
             of_step = range(part, groups, n)
             members = [i for g in of_step for i in range(ends[g], ends[g + 1])]
-            value, norm = self._backward(work, members, len(of_step) * batch.group_size)
+            value, norm = self._backward(state, members, len(of_step) * batch.group_size)
             limit = self.settings.skip_above_grad_norm
             if limit is not None and norm > limit:
                 log.warning("update skipped: gradient norm %.4g is above Optimizer.skip_above_grad_norm", norm)
@@ -88,51 +88,51 @@ class PolicyUpdate:
             "policy/grad_norm": float(np.mean(norms)),
             "policy/skipped_updates": float(skipped),
             "policy/learning_rate": float(rate),
-            **loss.fresh_metrics(loss.fresh_sums(work.fresh_rows(), work.mixed)),
+            **loss.fresh_metrics(loss.fresh_sums(state.fresh_rows(), state.mixed)),
         }
-        policy_logprobs = [work.passes[0][i] for i in range(len(work.rows))]
-        return UpdateStats(policy_logprobs, work.behaviour_logprobs, work.entropies, metrics)
+        policy_logprobs = [state.passes[0][i] for i in range(len(state.rows))]
+        return UpdateStats(policy_logprobs, state.behaviour_logprobs, state.entropies, metrics)
 
-    def _measure(self, work: _Work, members: list[int]) -> list[Measured]:
-        return self.forward.measure([work.sequences[i] for i in members], self.micro_batch_tokens)
+    def _measure(self, state: _UpdateState, members: list[int]) -> list[Measured]:
+        return self.forward.measure([state.sequences[i] for i in members], self.micro_batch_tokens)
 
-    def _backward(self, work: _Work, members: list[int], rows: int) -> tuple[float, float]:
+    def _backward(self, state: _UpdateState, members: list[int], rows: int) -> tuple[float, float]:
         """Accumulates the gradient of one optimiser step and clips it. Returns the loss and the norm before clipping.
         rows: for the normaliser; K for each group, also for a group that has fewer around a stored trajectory"""
-        lengths = torch.tensor([work.rows[i].length for i in members])
-        work.weights = dict(zip(members, work.loss.row_weights(lengths, rows=rows).tolist(), strict=True))
-        work.token_weight = 1 / int(lengths.sum())
-        advantages = torch.tensor([work.rows[i].advantage for i in members])
-        needs = dict(zip(members, work.loss.needs_gradient(advantages).tolist(), strict=True))
+        lengths = torch.tensor([state.rows[i].length for i in members])
+        state.weights = dict(zip(members, state.loss.row_weights(lengths, rows=rows).tolist(), strict=True))
+        state.token_weight = 1 / int(lengths.sum())
+        advantages = torch.tensor([state.rows[i].advantage for i in members])
+        needs = dict(zip(members, state.loss.needs_gradient(advantages).tolist(), strict=True))
         # Rows without a gradient are measured too, once: their log-probs may be stored, their entropy is a metric.
-        idle = [i for i in members if not needs[i] and i not in work.passes[0]]
-        for i, measured in zip(idle, self._measure(work, idle), strict=True):
-            work.record(i, measured)
+        idle = [i for i in members if not needs[i] and i not in state.passes[0]]
+        for i, measured in zip(idle, self._measure(state, idle), strict=True):
+            state.record(i, measured)
         active = [i for i in members if needs[i]]
         if not active:  # an optimiser step with a gradient of 0: Adam still moves by its momentum
             for parameter in self._trained:
                 parameter.grad = torch.zeros_like(parameter)
         total = 0.0
-        for part, pack in self.forward.batches([work.sequences[i] for i in active], self.micro_batch_tokens):
-            total += self._micro_step(work, [active[j] for j in part], pack)
+        for part, pack in self.forward.batches([state.sequences[i] for i in active], self.micro_batch_tokens):
+            total += self._micro_step(state, [active[j] for j in part], pack)
         limit = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self._trained, limit))
         if not np.isfinite(total) or not np.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise NonFiniteUpdate(
                 f"the update is not finite (loss {total}, gradient norm {norm}): this optimiser step changed no weight",
-                [work.dump(i) for i in members],
+                [state.dump(i) for i in members],
             )
         return total, norm
 
-    def _micro_step(self, work: _Work, part: list[int], pack: bool) -> float:
-        sequences = [work.sequences[i] for i in part]
-        rows = [work.rows[i] for i in part]
+    def _micro_step(self, state: _UpdateState, part: list[int], pack: bool) -> float:
+        sequences = [state.sequences[i] for i in part]
+        rows = [state.rows[i] for i in part]
         lengths = [row.length for row in rows]
         with self._recomputing():
             logprobs, entropies = self.forward(sequences, pack)  # (A,), (A,)
         for i, measured in zip(part, per_row(sequences, logprobs, entropies), strict=True):
-            work.record(i, measured)
+            state.record(i, measured)
 
         def per_token(values: list[Any], dtype: torch.dtype) -> torch.Tensor:  # one value per row → per token (T,)
             return torch.tensor(values, dtype=dtype).repeat_interleave(torch.tensor(lengths)).to(self.forward.device)
@@ -141,8 +141,8 @@ class PolicyUpdate:
         if self.reference is not None:
             with torch.no_grad():
                 reference, _ = self.reference(sequences, pack)
-        behaviour = np.concatenate([work.behaviour_logprobs[i] for i in part])
-        value = work.loss(
+        behaviour = np.concatenate([state.behaviour_logprobs[i] for i in part])
+        value = state.loss(
             TokenBatch(
                 logprobs=logprobs,
                 entropies=entropies,
@@ -150,10 +150,10 @@ class PolicyUpdate:
                 advantages=per_token([row.advantage for row in rows], torch.float32),
                 replayed=per_token([row.trajectory is not None for row in rows], torch.bool),
                 in_loss=per_token([row.in_loss for row in rows], torch.bool),
-                row_weights=per_token([work.weights[i] for i in part], torch.float32),
-                token_weight=work.token_weight,
+                row_weights=per_token([state.weights[i] for i in part], torch.float32),
+                token_weight=state.token_weight,
                 row_of=per_token(list(range(len(rows))), torch.int64),
-                mixed=work.mixed,
+                mixed=state.mixed,
                 reference_logprobs=reference,
             )
         )
@@ -172,7 +172,7 @@ class PolicyUpdate:
         self.scheduler.load_state_dict(state["scheduler"])
 
 
-class _Work:
+class _UpdateState:
     """The rows of a batch and what has been measured of them so far.
 
     weights: of each token of a row, and token_weight: of any token; both of the present optimiser step

@@ -52,7 +52,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
             # With dynamic batches OpenRLHF decides when a step ends, and DeepSpeed does not divide the loss.
             gas=1 if train.dynamic_batch_enable else self.strategy.accumulated_gradient,
             single_step=train.max_epochs == 1 and train.batch_size == rollout.batch_size * rollout.n_samples_per_prompt,
-            theirs=self.actor_loss_fn,
+            openrlhf_loss=self.actor_loss_fn,
             ahead=bool(experiment.settings.generate_ahead),
         )
         self.recorded: dict[int, Measured] = {}
@@ -248,7 +248,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
             log_probs, output = self.actor(sequences, mask[:, 1:], there, return_output=True)
         self.actor.train()
         of_rows = zip(log_probs, output.entropy, mask[:, 1:].bool(), strict=True)
-        return [Measured(ours[at].cpu().numpy(), float(entropy[at].mean())) for ours, entropy, at in of_rows]
+        return [Measured(logprob[at].cpu().numpy(), float(entropy[at].mean())) for logprob, entropy, at in of_rows]
 
     def measure_base(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         """Each row under the base model: with LoRA the reference of a KL term."""

@@ -25,7 +25,7 @@ from ...checkpoints import CheckpointError
 from ...sampling import EngineLost
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
-from ..engine import Job
+from ..engine import RunSpec
 from . import cpu, packed_attention
 from .actor import MixedPolicyActor
 from .output import Output
@@ -41,22 +41,22 @@ _PATIENCE = 30.0  # seconds to wait for an orderly end
 
 
 def drive(
-    job: Job, args: Any, gpus: int, stop: StopRequest, classes: tuple[type, type, type], output: Output | None
+    spec: RunSpec, args: Any, gpus: int, stop: StopRequest, classes: tuple[type, type, type], output: Output | None
 ) -> None:
     """Trains. Raises EngineLost, or the error that ended the training loop.
 
     gpus: number that the layout needs; classes: of the policy actors, the trainer and the vLLM engines; output: takes
         what the actors print, which else is printed
     """
-    settings = job.experiment.openrlhf
+    settings = spec.experiment.openrlhf
     assert settings is not None
-    StopFile(job.run).path.unlink(missing_ok=True)
-    args.exgrpo, args.exgrpo_job = job.experiment, job
+    StopFile(spec.run).path.unlink(missing_ok=True)
+    args.exgrpo, args.exgrpo_spec = spec.experiment, spec
     with connected(settings, gpus) as address:
         if output:
             output.take_lines()
         stop.take_signals()  # Ray has set its own handler for SIGTERM, which ends the program
-        watch = _Watch(stop, job.run, settings.timeout, output)
+        watch = _Watch(stop, spec.run, settings.timeout, output)
         try:
             with watch:
                 _await_gpus(gpus, 0.0 if address == "local" else settings.timeout, stop)

@@ -136,7 +136,7 @@ def divisible_questions(experiment: Experiment) -> int:
     return math.lcm(ranks * train * n, ranks * rollout, k * n) // k
 
 
-def check(flags: Mapping[str, Any]) -> None:
+def check_flags(flags: Mapping[str, Any]) -> None:
     """Raises ValueError for a flag that is refused, or decided by a binding."""
     for flag in flags:
         if flag in BOUND:
@@ -152,9 +152,9 @@ def command_line(
     """All flags of a run by name: `flags`, and those that the experiment decides.
 
     state: the folder in which OpenRLHF looks for its `_actor` state; resume: whether that state is there
-    Raises ValueError for flags that `check` refuses, and for settings that OpenRLHF cannot follow exactly.
+    Raises ValueError for flags that `check_flags` refuses, and for settings that OpenRLHF cannot follow exactly.
     """
-    check(flags)
+    check_flags(flags)
     settings, optimizer, loss = experiment.settings, experiment.optimizer, experiment.loss
     b, k, n = settings.questions_per_step, settings.group_size, optimizer.steps_per_batch
     if b % n:

@@ -35,7 +35,7 @@ from ...redaction import REDACTED
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ...workers.fork_server import close_workers
-from ..engine import Job
+from ..engine import RunSpec
 from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
 from . import cpu, estimates, packed_attention, universal
@@ -57,7 +57,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def launch(
-    job: Job,
+    spec: RunSpec,
     model_path: str,
     *,
     resume: bool,
@@ -73,7 +73,7 @@ def launch(
             engines; called when OpenRLHF can be imported. None: MixedPolicyActor, MixedTrainer, VllmEngine
         logs: folder for what OpenRLHF, Ray, DeepSpeed and vLLM print; None: it is printed
     """
-    experiment, run, settings = job.experiment, job.run.absolute(), job.experiment.openrlhf
+    experiment, run, settings = spec.experiment, spec.run.absolute(), spec.experiment.openrlhf
     assert settings is not None
     with claim(run, resume), StopRequest() as stop, contextlib.ExitStack() as printed:
         contents, identity = experiment.settings.verify_checkpoint, dict(experiment.identity)
@@ -82,7 +82,7 @@ def launch(
         args = parse(experiment, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = needed_gpus(args)
         _check_shapes(experiment, args)
-        _check_work(experiment, model_path, job.questions, begins=checkpoint is None)
+        _check_work(experiment, model_path, spec.questions, begins=checkpoint is None)
         _check_memory(experiment, model_path)
         if checkpoint is not None:
             universal.convert(args, checkpoint, run)
@@ -95,7 +95,7 @@ def launch(
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
-        driver.drive(replace(job, run=run, questions=None), args, gpus, stop, roles, output)
+        driver.drive(replace(spec, run=run, questions=None), args, gpus, stop, roles, output)
     step = max(checkpoints.find(run), default=0)
     return Outcome(step, experiment.settings.steps, stop.signal if step < experiment.settings.steps else None)
 
@@ -331,7 +331,7 @@ def _check_work(
     if experiment.lora.rank is not None:
         refuse_targets(model_path, experiment.lora)
     prompts = PromptEncoder(experiment.prompts, tokenizer)
-    prompts.check([*questions, *validation])
+    prompts.check_prompts([*questions, *validation])
     if begins and experiment.experience:
         initial_buffer.load(experiment, questions, prompts)
         close_workers()  # the workers that graded the experts must not run beside Ray's

@@ -26,22 +26,28 @@ class MixedLoss(nn.Module):
     """
 
     def __init__(
-        self, loss: MixedPolicyLoss, rows: int, gas: int, single_step: bool, theirs: Any, ahead: bool = False
+        self, loss: MixedPolicyLoss, rows: int, gas: int, single_step: bool, openrlhf_loss: Any, ahead: bool = False
     ) -> None:
         """rows: of an optimiser step on all ranks; gas: micro-batches that DeepSpeed accumulates by itself
 
         single_step: whether a batch has a single optimiser step. The policy is then the one that sampled, and π_θ/π_old
             is 1 by definition; between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1. Of
             `old_log_probs` only those of replayed rows are then used.
-        theirs: OpenRLHF's PolicyLoss, which knows the train/rollout correction (flags algo.advantage.is_correction_*)
+        openrlhf_loss: its PolicyLoss, which knows the train/rollout correction (flags algo.advantage.is_correction_*)
         ahead: whether batches are generated ahead: the policy has changed since, and π_old is what `old_log_probs`
             says. The flag of the correction is then on only so that vLLM gives its log-probs, by which the rows are
             weighed already.
         """
         super().__init__()
         self.loss = replace(loss, entropy_coef=0.0)
-        self.rows, self.gas, self.single_step, self.theirs, self.ahead = rows, gas, single_step, theirs, ahead
-        self.corrects = theirs.is_correction_level != "off" and not ahead
+        self.rows, self.gas, self.single_step, self.openrlhf_loss, self.ahead = (
+            rows,
+            gas,
+            single_step,
+            openrlhf_loss,
+            ahead,
+        )
+        self.corrects = openrlhf_loss.is_correction_level != "off" and not ahead
         self.replayed = torch.zeros(0, dtype=torch.bool)  # (R,) of the micro-batch that comes next
         self.mixed = False  # whether the whole batch has a replayed row, on whatever rank
         self.reference: Tensor | None = None  # (R, A) log-probs of its tokens, with a KL term
@@ -114,7 +120,7 @@ class MixedLoss(nn.Module):
         units = torch.ones_like(old, requires_grad=True)
         old, rollout = (torch.where(mask, x, 0) for x in (old, rollout))
         with torch.enable_grad():
-            value, *_ = self.theirs(old, old, units, mask.to(old.dtype), rollout, 1, 1.0, 1.0)
+            value, *_ = self.openrlhf_loss(old, old, units, mask.to(old.dtype), rollout, 1, 1.0, 1.0)
         return -torch.autograd.grad(value, units)[0]
 
     def metrics(self, totals: Mapping[str, float], ranks: int, steps: int) -> dict[str, float]:

@@ -24,12 +24,12 @@ from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, RolloutGroup
 from ...sampling import EngineLost
 from ...sampling.ray_engines import RaySampler, results
-from ..engine import Engine, Job, LogProbs, NonFiniteUpdate, UpdateStats
+from ..engine import Engine, LogProbs, NonFiniteUpdate, RunSpec, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from . import universal
-from .dealing import deal_passes
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .output import mark_messages
+from .rank_passes import passes_by_rank
 
 log = logging.getLogger(__name__)
 _METRICS = ("policy/", "rollout/logprob_gap", "rollout/filtered_share")
@@ -57,7 +57,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
 
     It keeps the model groups of OpenRLHF's trainer, the experience maker's splitting and balancing, the update
     (`train_step`: append, ppo_train, broadcast) and the loggers. OpenRLHF's loop over prompts is replaced by
-    `Job.loop`.
+    `RunSpec.loop`.
     """
 
     # DeepSpeed accumulates a fixed number of micro-batches: the rest of a smaller step would go into the next one.
@@ -77,8 +77,8 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         self.experience_maker = MixedExperienceMaker(
             self.actor_model_group, None, None, self.reference_model_group, self.kl_ctl, strategy, tokenizer
         )
-        self.job: Job = args.exgrpo_job
-        self.experiment = experiment = self.job.experiment
+        self.spec: RunSpec = args.exgrpo_spec
+        self.experiment = experiment = self.spec.experiment
         assert experiment.openrlhf is not None
         self.settings = experiment.openrlhf
         self.prompts = PromptEncoder(experiment.prompts, tokenizer)
@@ -96,7 +96,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         return 1  # of OpenRLHF's own schedule, whose place actor.py gives to ours
 
     def fit(self) -> None:
-        self.job.loop(self.job, lambda checkpoint: self, StopFile(self.job.run))
+        self.spec.loop(self.spec, lambda checkpoint: self, StopFile(self.spec.run))
         for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             logger.close()
 
@@ -125,7 +125,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         """Each row under the current policy, in passes spread over all ranks. method: of the actors"""
         if not rows:
             return []
-        of_ranks = deal_passes(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
+        of_ranks = passes_by_rank(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
         parts = list(itertools.chain.from_iterable(of_ranks))  # rank after rank, the same number for each
         references = self.actor_model_group.async_run_method_batch(
             method_name=method, rows=[[rows[i] for i in part] for part in parts]
@@ -172,8 +172,8 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
                 f"{metrics['policy/grad_norm']}): that optimiser step was skipped",
                 [row_dump(*row) for row in zip(flat, policy, behaviour, strict=True)],
             )
-        for theirs, ours in _TIMES.items():
-            metrics[f"time/{ours}"] = float(status[theirs]) + clock.laps.get(ours, 0.0)
+        for openrlhf_name, name in _TIMES.items():
+            metrics[f"time/{name}"] = float(status[openrlhf_name]) + clock.laps.get(name, 0.0)
         metrics["time/measure"] = clock.laps["measure"]
         return UpdateStats(policy, behaviour, [measured[i].entropy for i in range(len(rows))], metrics)
 
@@ -193,7 +193,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             if folder.name != f"checkpoint-{states.get('global_step')}":
                 raise CheckpointError(f"{folder}: an actor has loaded step {states.get('global_step')} instead")
             self.step = int(states["global_step"])
-        shutil.rmtree(self.job.run / universal.FOLDER, ignore_errors=True)
+        shutil.rmtree(self.spec.run / universal.FOLDER, ignore_errors=True)
         self.sync()
 
     def _results(self, references: list[Any]) -> Any:

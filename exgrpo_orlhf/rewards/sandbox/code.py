@@ -45,7 +45,7 @@ _CALLER = Path(__file__).with_name("caller.py").read_text()
 
 def grader(timeout: float, memory: int) -> Grader:
     """timeout: seconds for all tests of a program; memory: MiB. Raises NoSandbox if this machine has no sandbox."""
-    sandbox.check()
+    sandbox.check_available()
 
     def grade(answer: Answer) -> Grade:
         try:

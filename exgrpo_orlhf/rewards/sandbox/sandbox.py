@@ -92,7 +92,7 @@ def run(
     return [Run(**each) for each in answer["results"]]
 
 
-def check() -> None:
+def check_available() -> None:
     """Raises NoSandbox if programs cannot be run here."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         here = f"{sys.platform} on {platform.machine()}"

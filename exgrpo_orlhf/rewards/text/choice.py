@@ -17,35 +17,47 @@ from .extraction import answer_part, last_statement
 from .latex import clean, plain_text, words
 
 _LETTERS = "ABCDEFGHIJ"
+# A label alone, whatever stands around it: C, (c), **D**.
 _BARE = re.compile(r"[\s({\[*\"'“‘]*([A-Za-z]|\d{1,2})[\s)}\].:,*\"'”’]*")
+# A label and its option's text, and nothing else: (B) 12 metres; B: 12 metres.
 _WITH_TEXT = re.compile(r"(?:\(\s*([A-Za-z]|\d{1,2})\s*\)|([A-Za-z]|\d{1,2})\s*[.):])[\s*]*(\S.*)", re.DOTALL)
+# What may stand between "answer" and the label: the answer is **clearly option (B.
 _FILLER = (
     r"(?:[\s:*=$({\[\"'“‘-]|\\text|\\mathrm|\\textbf|\\mathbf|\\\("
     r"|\b(?:is|are|be|option|choice|letter|the|therefore|clearly|definitely|likely|probably|most|simply|correct|answer|one|but|both|either)\b)*"
 )
+# A statement, with the label and what follows it: the answer is B; I choose (C); 答案是D; #### 3.
 _STATED = re.compile(
     rf"(?:\b(?:answers?|choice|option|choose|pick|select|go\s+with)\b|答案|选[择项]?|####)(?:\s+(?:to\s+the\s+question|here))?{_FILLER}(?:是|为|：)?\s*"
     r"([A-Za-z]|\d{1,2})(?![A-Za-z0-9'’])(?P<after>[^\n]{0,12})",
     re.IGNORECASE,
 )
+# A statement that begins with the label: (B) is correct; C must be the right answer. A alone may be an article.
 _IS_RIGHT = re.compile(
     r"(?:\(([A-J]|\d)\)|\b([B-J]|\d))\s*(?:\*\*\s*)?(?:is|must\s+be)\s+(?:the\s+)?(?:correct|right|best|true|answer)",
     re.IGNORECASE,
 )
+# A short response that begins with the label: B. Because …
 _LEADING = re.compile(r"^[\s*]*(?:\(\s*([A-Z])\s*\)|([A-Z])\s*[.):])(?=[\s*]|$)")
+# A label in brackets, anywhere: so it is (C) after all.
 _IN_BRACKETS = re.compile(r"\(\s*([A-Z]|\d)\s*\)")
+# What is ruled out, which is cut out of the text: not B; neither A nor (C); isn't option D; rather than B, but.
 _NOT = re.compile(
     r"(?:\b(?:not|neither|nor|rather\s+than|instead\s+of|other\s+than)|n['’]t(?:\s+be)?|\b(?:cannot|not)\s+be)\s"
     r"(?:option\s|choice\s)?[\s*$(\"“]{0,5}[A-J]\b(?!['’])[*$)\"”]*"
     r"(?:\s?,?\s?\b(?:or|nor)\s[*$(]*[A-J]\b[)*$]*)?(?:\s?,?\s?but\b)?"
 )
+# A second label right behind one, which makes it no answer: B or C; (A)(B); A/C. Not a word: "B. A ball", "or I am".
 _MORE = re.compile(
     r"[)*$\]}\"”]*(?:\s?,?\s?\b(?:or|and)\s|\s?[,/&]\s?|\s?(?=\([A-Z]\)))[*$(\[\"“]*"
     r"([B-HJ-Z]|[AI](?!\s[a-z])|\d)\b(?!['’])(?!\W{0,3}\s(?:is|are|was|were|am|do|does|can|could|would|will|ha[sd]|have|being|seems?)\b)"
 )
+# A label with its text in the last line: It is B) London.
 _STANDING = re.compile(r"(?<![A-Za-z(])\(?([A-Z]|\d{1,2})[).:]\**\s*(\S[^\n]*)")
+# A label that ends the last line: hence, C.
 _TRAILING = re.compile(r"(?:^|[\s*(])([A-Z])\s*[.)*\s]*$")
-_SEVERAL = re.compile(r"\b[A-J]\)?(?:,?\s*(?:or|and)\s|\s*[,/&]|(?<=\))\s?)[\s*(]*$")  # before the last letter
+# Before a last label another one: A or (B), A, B.
+_SEVERAL = re.compile(r"\b[A-J]\)?(?:,?\s*(?:or|and)\s|\s*[,/&]|(?<=\))\s?)[\s*(]*$")
 
 
 def gold_option(gold: str) -> tuple[str, str] | None:

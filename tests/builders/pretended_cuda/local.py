@@ -18,6 +18,7 @@ import torch
 import torch.nn.attention.varlen as varlen
 from device import Pretended, install, messages_of, waits
 from engine_builders import K, make_engine, mixed_batch, questions, stored_responses, weights
+from generated import generated
 from plain_varlen import flash_alone
 
 from exgrpo_orlhf.engines import model as shared
@@ -76,11 +77,11 @@ class Work:
             answers = self.engine.generate_for(chains, [[1, 2]] * 6, 0.7, 0.9)
             answers += self.engine.generate_for(chains, [[1]] * 6, 0.0, 1.0)
         rollouts = [rollout for group in groups for rollout in group.rollouts] + [r for own in answers for r in own]
-        texts, contexts = [[2, 3, 4], [5, 6]] * 2, [SimpleNamespace(computed=None) for _ in range(4)]
+        texts, contexts = [[2, 3, 4], [5, 6]] * 2, [SimpleNamespace(computed=None, last_turn=False) for _ in range(4)]
         settings: dict[str, Any] = {"end": [-1], "pad": 0, "max_new_tokens": 5, "temperature": None}
         for _ in range(2):
             with self.here(), self.engine.forward.autocast():
-                new = generation.generate(self.engine.model, texts, contexts=contexts, **settings)
+                new = generated(self.engine.model, texts, turns=contexts, **settings)
             texts = [[*text, *turn.token_ids.tolist(), 3] for text, turn in zip(texts, new, strict=True)]
         return [*(rollout.token_ids.tolist() for rollout in rollouts), *texts]
 
@@ -180,7 +181,7 @@ def waiting(cuda: Work, batch: MixedBatch) -> dict[str, Any]:
     def generate(prompts: list[list[int]]) -> None:
         model = cuda.engine.model
         with cuda.here(), cuda.engine.forward.autocast():
-            generation.generate(model, prompts, end=[-1], pad=0, max_new_tokens=TOKENS, temperature=1.0)
+            generated(model, prompts, end=[-1], pad=0, max_new_tokens=TOKENS, temperature=1.0)
 
     passes = dict.fromkeys((cuda.engine.forward, cuda.engine._update.reference), 0)
     call = forward.PolicyForward.__call__

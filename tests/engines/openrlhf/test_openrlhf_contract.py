@@ -207,7 +207,7 @@ TABLES = {"passed on": passed_on(), "refused": flags.REFUSED, "decided by gin": 
 
 def table_of_the_engine(flag: str) -> str:
     try:
-        flags.check({flag: 1})
+        flags.check_flags({flag: 1})
     except ValueError as error:
         return "decided by gin" if "is decided by" in str(error) else "refused"
     return "passed on"

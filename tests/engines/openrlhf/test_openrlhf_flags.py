@@ -20,7 +20,7 @@ from run_builders import ROOT, small_bindings
 from transformers import AutoTokenizer, Gemma2Config, OPTConfig
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.engine import Job
+from exgrpo_orlhf.engines.engine import RunSpec
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
 from exgrpo_orlhf.redaction import REDACTED
 from exgrpo_orlhf.training.preparation import prepare_and_run
@@ -64,7 +64,7 @@ def start(tmp_path, monkeypatch):
     def begin(model: Path | str, *bindings: str, **more) -> None:
         experiment = load(model, *bindings, **more)
         launch.launch(
-            Job(experiment, tmp_path / "run", "unused", {}, prepare_and_run),
+            RunSpec(experiment, tmp_path / "run", "unused", {}, prepare_and_run),
             str(experiment.model.prepare()),
             resume=False,
         )
@@ -97,7 +97,7 @@ def test_an_unknown_flag_is_refused_and_the_nearest_named(raw_model, start, flag
 def test_a_flag_that_is_refused_or_decided_by_a_binding_gives_the_reason(flag, reason):
     message = f"is decided by {reason}" if flag in flags.BOUND else f"cannot be used here: {reason}"
     with pytest.raises(ValueError, match=re.escape(message)):
-        flags.check({flag.replace("*", "enable"): 1})
+        flags.check_flags({flag.replace("*", "enable"): 1})
 
 
 def test_more_flags_wins_over_flags_and_is_checked_too(raw_model):

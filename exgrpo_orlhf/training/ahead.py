@@ -47,9 +47,11 @@ _ROLLOUTS = pa.schema(
         ("seed", pa.uint64()),
     ]
 )
+_OF_ROLLOUT = ("token_ids", "finish", "behaviour_logprobs", "policy_step", "actions", "seed")
+_OF_GRADE = ("verdict", "reward", "sound", "extracted")
 
 
-class PrefetchedBatch(NamedTuple):
+class BatchAhead(NamedTuple):
     """A step's plan and its first rollouts, graded, in the plan's order."""
 
     plan: Plan
@@ -88,44 +90,44 @@ def start(call: Callable[[], T], in_thread: bool) -> Future[T]:
     return future
 
 
-def save(batch: PrefetchedBatch, folder: Path) -> None:
+def save(batch: BatchAhead, folder: Path) -> None:
     """Write the two tables into a new folder."""
     folder.mkdir()
-    rollouts: list[list[Any]] = []
+    rollouts: list[dict[str, Any]] = []
     for group in batch.groups:
-        for one in group.rollouts:
-            assert one.grade is not None  # a batch is graded when it is complete
-            grade = [one.grade.verdict, one.grade.reward, one.grade.sound, one.grade.extracted]
-            logs, parts = one.grade.logs, one.grade.parts
-            grade.append(json.dumps({"logs": logs, "parts": parts} if parts else logs))
-            policy = [one.behaviour_logprobs, one.policy_step, one.actions, one.seed]
-            rollouts.append([group.question.id, group.planned_replay, one.token_ids, one.finish, *grade, *policy])
-    candidates = [(question, one) for question, own in batch.plan.stored.items() for one in own]
+        for rollout in group.rollouts:
+            grade = rollout.grade
+            assert grade is not None  # a batch is graded when it is complete
+            logs = {"logs": grade.logs, "parts": grade.parts} if grade.parts else grade.logs
+            of_group = {"question_id": group.question.id, "replayed": group.planned_replay, "logs": json.dumps(logs)}
+            of_rollout = {name: getattr(rollout, name) for name in _OF_ROLLOUT}
+            rollouts.append({**of_group, **of_rollout, **{name: getattr(grade, name) for name in _OF_GRADE}})
+    candidates = [(question.id, one) for question, stored in batch.plan.stored.items() for one in stored]
     schema = snapshot.trajectory_schema(one for _, one in candidates)
-    stored = [[question.id, *snapshot.values_of(one, schema)] for question, one in candidates]
     snapshot.write_table(rollouts, _ROLLOUTS, folder / "rollouts.parquet")
-    snapshot.write_table(stored, schema, folder / "candidates.parquet")
+    snapshot.write_table([snapshot.row_of(*one) for one in candidates], schema, folder / "candidates.parquet")
 
 
-def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_per_replayed: int) -> PrefetchedBatch:
+def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_per_replayed: int) -> BatchAhead:
     """What was saved.
 
     question: by its id; step: that trains on the batch; rollouts_per_replayed: as in `Plan`
     """
     groups: dict[str, RolloutGroup] = {}
-    for question_id, planned_replay, ids, finish, *grade, logs, behaviour, version, actions, seed in snapshot.read_rows(
-        pq.read_table(folder / "rollouts.parquet")
-    ):
-        pairs = own if isinstance(own := json.loads(logs), dict) else {"logs": own}
-        of_grade: dict[str, Any] = {name: tuple(map(tuple, each)) for name, each in pairs.items()}
-        rollout = Rollout(ids, finish, replace(Grade(*grade), **of_grade), None, behaviour, version, actions, seed)
+    for row in snapshot.read_rows(pq.read_table(folder / "rollouts.parquet")):
+        logged = json.loads(row["logs"])
+        pairs = logged if isinstance(logged, dict) else {"logs": logged}
+        logs: dict[str, Any] = {name: tuple(map(tuple, values)) for name, values in pairs.items()}
+        grade = Grade(**{name: row[name] for name in _OF_GRADE}, **logs)
+        rollout = Rollout(**{name: row[name] for name in _OF_ROLLOUT}, grade=grade)
+        question_id = row["question_id"]
         earlier = groups[question_id].rollouts if question_id in groups else ()
-        groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), planned_replay)
+        groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), row["replayed"])
     planned: dict[bool, list[Question]] = {True: [], False: []}
     for group in groups.values():
         planned[group.planned_replay].append(group.question)
     replayed: dict[Question, list[Trajectory]] = {one: [] for one in planned[True]}
-    for question_id, *values in snapshot.read_rows(pq.read_table(folder / "candidates.parquet")):
-        replayed[groups[question_id].question].append(snapshot.trajectory_of(values))
+    for row in snapshot.read_rows(pq.read_table(folder / "candidates.parquet")):
+        replayed[groups[row["question_id"]].question].append(snapshot.trajectory_of(row))
     plan = Plan(step, planned[False], planned[True], replayed, rollouts_per_replayed=rollouts_per_replayed)
-    return PrefetchedBatch(plan, list(groups.values()))
+    return BatchAhead(plan, list(groups.values()))

@@ -71,28 +71,21 @@ class LoopSampler(Sampler):
 
     def _generate(self, number: int, chunk: Sequence[_Place]) -> list[Rollout]:
         requests = [request for *_, request in chunk]
-        first, episodes = requests[0], [request.turn_of for request in requests if request.turn_of]
-        joint = isinstance(first.seed, StepSeed)
+        seed = requests[0].seed
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         # Joint numbers come from torch's global generator: it is seeded here, and its state is restored afterwards.
         with self.computing(), torch.random.fork_rng(devices=devices):
-            if isinstance(first.seed, StepSeed):
-                torch.manual_seed(first.seed.of_chunk(number))
+            seeds = [request.seed_at(i) + k for i, k, request in chunk]
+            if isinstance(seed, StepSeed):
+                torch.manual_seed(seed.of_chunk(number))
             try:
                 return generate(
                     self.model,
-                    [request.prompt_ids for request in requests],
-                    end=sorted({*self.end, *first.end}),
+                    requests,
+                    end=self.end,
                     pad=self.pad,
-                    max_new_tokens=max(request.max_tokens for request in requests),
-                    limits=[request.max_tokens for request in requests],
-                    temperature=first.temperature or None,
-                    top_p=first.top_p,
-                    seeds=None if joint else [request.seed_at(i) + k for i, k, request in chunk],
-                    stop=first.stop,
+                    seeds=None if isinstance(seed, StepSeed) else seeds,
                     tokenizer=self.tokenizer,
-                    contexts=episodes,
-                    last=all(one.last_turn for one in episodes),
                 )
             except torch.OutOfMemoryError as error:
                 raise EngineLost(

@@ -24,7 +24,7 @@ from run_builders import free_port, wait_until
 from exgrpo_orlhf.evaluation.responses import respond
 from exgrpo_orlhf.rewards.answer import warn_once
 from exgrpo_orlhf.sampling import EngineLost, Request
-from exgrpo_orlhf.sampling.server import ServerSampler
+from exgrpo_orlhf.sampling.openai_server import ServerSampler
 
 KEY = "sk-secret"
 Answer = tuple[int, dict[str, str], Any]  # status, headers, body: text as it is, else as JSON
@@ -128,7 +128,7 @@ def test_every_request_is_answered_once_but_those_done(api):
     answer = lambda _, body, __: completion(body, "length" if number(body) == 3 else "stop", prompt_tokens=tokens)
     own = {"chat_template_kwargs": {"enable_thinking": False}} if api == "chat" else {}
     with serving(answer) as server, client(server.url, api, concurrency=5, **own) as engine:
-        engine.check()
+        engine.check_server()
         answers = all_responses(engine, requests(30), done={("set", 7, 0), ("set", 29, 0)})
     assert sorted(key[1] for key in answers) == sorted(set(range(30)) - {7, 29})
     for (_, row, _), response in answers.items():
@@ -158,7 +158,7 @@ def test_a_server_that_knows_more_filters_is_told_that_there_are_none(owner):
     """Else they are those of the model's generation config."""
     with serving(lambda _, body, __: completion(body)) as server, client(server.url) as engine:
         server.models = (200, {}, {"data": [{"id": "tiny", "owned_by": owner}]})
-        engine.check()
+        engine.check_server()
         all_responses(engine, requests(2))
         none = {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
         assert all(body.items() >= none.items() for *_, body in server.requests)
@@ -202,7 +202,7 @@ def test_an_overloaded_server_gets_the_request_again_after_a_while(failure, at_l
 
 
 def test_attempts_come_to_an_end(monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.sampling.server._RETRIES", 1)
+    monkeypatch.setattr("exgrpo_orlhf.sampling.openai_server._RETRIES", 1)
     message, attempts = failure_of(error(500, "out of memory"))
     assert re.search("2 attempts.*out of memory", message)
     assert attempts == 2
@@ -254,7 +254,7 @@ def test_responses_before_a_failure_are_handed_out():
 
 
 def test_a_slow_server_is_given_up(monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.sampling.server._TIMEOUT", 0.3)
+    monkeypatch.setattr("exgrpo_orlhf.sampling.openai_server._TIMEOUT", 0.3)
     answer = lambda _, body, __: time.sleep(1) or completion(body)
     with serving(answer) as server, client(server.url) as engine:
         with pytest.raises(EngineLost, match="did not answer within"):
@@ -284,7 +284,7 @@ def test_a_closed_iterator_sends_no_further_requests_and_the_engine_goes_on():
 
 
 def test_a_wrong_address_model_or_key_is_reported_before_anything_is_generated(monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.sampling.server._RETRIES", 0)
+    monkeypatch.setattr("exgrpo_orlhf.sampling.openai_server._RETRIES", 0)
     with serving(lambda *_: error(500, "unused")) as server:
         data = {"data": [{"id": "tyni"}, {"id": "other"}]}
         for models, address, message in (
@@ -295,12 +295,12 @@ def test_a_wrong_address_model_or_key_is_reported_before_anything_is_generated(m
         ):
             server.models = models
             with client(address) as engine, pytest.raises(EngineLost, match=message):
-                engine.check()
+                engine.check_server()
             engine.close()  # a second time
     with client(server.url.replace("//", "//me:hidden@")) as engine:  # nobody listens there now
         assert engine.describe()["base_url"] == server.url, "without the password"
         with pytest.raises(EngineLost, match=r"no server answers.*Connect") as raised:
-            engine.check()
+            engine.check_server()
         assert "hidden" not in str(raised.value)
         with pytest.raises(EngineLost, match=r"1 attempts failed.*Connect"):
             all_responses(engine, requests(1))
@@ -323,7 +323,7 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
             def ready() -> bool:
                 assert server.poll() is None, "the server ended"
                 with suppress(EngineLost):
-                    engine.check()
+                    engine.check_server()
                     return True
                 return False
 

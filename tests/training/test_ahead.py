@@ -18,7 +18,7 @@ from step_builders import begin, decide_verdicts
 
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.training import prefetch
+from exgrpo_orlhf.training import ahead
 
 AHEAD = "train.generate_ahead = True"
 ON_POLICY = ["ReplayMixer.rho = 0.0"]
@@ -243,14 +243,14 @@ def test_a_batch_is_read_as_it_was_written(tmp_path):
 
     groups = [RolloutGroup(q, tuple(rollout(i) for i in range(3 - (n > 1))), n > 1) for n, q in enumerate(chains)]
     candidates = {chains[2]: [trajectory(rng, 5, 3), replace(trajectory(rng, 4, 2), sound=False)], chains[3]: []}
-    batch = prefetch.PrefetchedBatch(Plan(7, chains[:2], chains[2:], candidates, rollouts_per_replayed=2), groups)
-    prefetch.save(batch, tmp_path / "ahead")
-    loaded = prefetch.load(tmp_path / "ahead", {q.id: q for q in chains}.__getitem__, 7, 2)
+    batch = ahead.BatchAhead(Plan(7, chains[:2], chains[2:], candidates, rollouts_per_replayed=2), groups)
+    ahead.save(batch, tmp_path / "ahead")
+    loaded = ahead.load(tmp_path / "ahead", {q.id: q for q in chains}.__getitem__, 7, 2)
     assert loaded.plan.rollout_counts(3) == batch.plan.rollout_counts(3) == [3, 3, 2, 2]
     np.testing.assert_equal(plain(loaded), plain(batch))
 
 
-def plain(batch: prefetch.PrefetchedBatch) -> list:
+def plain(batch: ahead.BatchAhead) -> list:
     """What can be compared: arrays as such, records as tuples."""
     plan, stored, rollouts = batch.plan, [], []
     for question, trajectories in plan.stored.items():
@@ -268,13 +268,13 @@ def test_what_fails_beside_an_update_is_raised_where_it_is_waited_for():
     def fails():
         raise ValueError("an engine died")
 
-    future = prefetch.start(fails, in_thread=True)
+    future = ahead.start(fails, in_thread=True)
     with pytest.raises(ValueError, match="an engine died"):
         future.result()
     with pytest.raises(ValueError, match="an engine died"):
-        prefetch.start(fails, in_thread=False)
-    assert prefetch.start(threading.get_ident, in_thread=True).result() != threading.get_ident()
-    assert prefetch.start(threading.get_ident, in_thread=False).result() == threading.get_ident()
+        ahead.start(fails, in_thread=False)
+    assert ahead.start(threading.get_ident, in_thread=True).result() != threading.get_ident()
+    assert ahead.start(threading.get_ident, in_thread=False).result() == threading.get_ident()
 
 
 def test_where_the_update_fails_what_failed_beside_it_is_said_too(warm_model, tmp_path, caplog):
