@@ -46,7 +46,7 @@ def test_a_bed_is_compared_when_its_runs_are_there_by_the_arms_that_its_tuning_s
     pays.FILE.write_text(csv_text(pays.HEAD, made))
     assert [*pays.tables("rare")][1:] == [
         "by the tuning seeds: exgrpo_k8 against on_policy_k4",
-        f"0 of {12 * 5 + 2 * 8} runs are there",
+        f"0 of {12 * 5 + 2 * 8} runs are there",  # of the other beds those of the two that are compared
     ]
     assert "28 tuning runs are missing: exgrpo_k4 seed 100, exgrpo_k4 seed 101" in "\n".join(pays.tables("once"))
     # ExGRPO generates twice the tokens: at 100, which all have reached, it is half way.
