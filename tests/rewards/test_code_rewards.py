@@ -18,13 +18,13 @@ from exgrpo_orlhf.workers.fork_server import close_workers
 
 SUMS = {"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34"]}
 ASSERTS = "assert f(1) == 2\nassert f(5) == 6"
-TIMEOUT = 2.0
+TIMEOUT = 2.0  # of what does not end by itself; what does has 30 s, on however busy a machine
 pytestmark = pytest.mark.usefixtures("needs_sandbox")
 
 
 def verdict(program: str, tests=SUMS, **settings) -> str:
     question = Question.make("test", "", "", {"tests": tests})
-    verifier = Verifier("code", **{"timeout": TIMEOUT, "memory": 256, "max_failed_share": 1.0, **settings})
+    verifier = Verifier("code", **{"timeout": 30.0, "memory": 256, "max_failed_share": 1.0, **settings})
     return verifier.grade(question, f"Here it is:\n```python\n{program}\n```\nThat is all.").verdict
 
 
@@ -119,7 +119,7 @@ BREACHES = {
 def test_a_breach_is_a_wrong_answer_within_the_limit(name):
     Path(OUTSIDE).write_text("3\n")
     begun = time.monotonic()
-    assert verdict(BREACHES[name], {"inputs": [""], "outputs": ["3"]}) == "wrong"
+    assert verdict(BREACHES[name], {"inputs": [""], "outputs": ["3"]}, timeout=TIMEOUT) == "wrong"
     assert time.monotonic() - begun < TIMEOUT + 30  # with the start of the workers, on a busy machine
     assert_nothing_is_left_running()
     assert not Path("/usr/marked-by-the-test").exists()
@@ -127,9 +127,9 @@ def test_a_breach_is_a_wrong_answer_within_the_limit(name):
 
 
 def test_a_program_s_limit_is_for_all_its_tests():
-    slow = "import time\ntime.sleep(0.5)\nprint(1)"
-    assert verdict(slow, {"inputs": ["a"] * 1, "outputs": ["1"]}) == "correct"
-    assert verdict(slow, {"inputs": list("abcdef"), "outputs": ["1"] * 6}) == "wrong"
+    slow = "import time\ntime.sleep(1)\nprint(1)"
+    assert verdict(slow, {"inputs": ["a"] * 1, "outputs": ["1"]}, timeout=5.0) == "correct"
+    assert verdict(slow, {"inputs": list("abcdef"), "outputs": ["1"] * 6}, timeout=5.0) == "wrong"
 
 
 INDENTED = "1. So:\n\n   ```python\n   def f(x):\n       return x\n\n   f(1)\n   ```\n2. Done."
