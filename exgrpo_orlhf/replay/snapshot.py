@@ -13,7 +13,7 @@ none and is refused. In a checkpoint, the checkpoint's own manifest seals the sn
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -75,7 +75,7 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> Files:
     order = buffer.canonical_order()
     stored = [(id_, one) for id_ in order for one in buffer.records[id_].stored]
     schema = trajectory_schema(one.trajectory for _, one in stored)
-    rows = [{**row_of(id_, one.trajectory), "sequence": one.sequence} for id_, one in stored]
+    rows = ({**row_of(id_, one.trajectory), "sequence": one.sequence} for id_, one in stored)
     tables = (_question_rows(buffer, order), _QUESTIONS), (rows, pa.schema([*schema, _SEQUENCE]))
     for name, table in zip(_TABLES, tables, strict=True):
         write_table(*table, folder / name)
@@ -174,22 +174,20 @@ def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, quest
     return buffer
 
 
-def _question_rows(buffer: ReplayBuffer, order: list[str]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[dict[str, Any]]:
     for question_id in order:
         record = buffer.records[question_id]
-        rows.append(
-            {
-                "question_id": question_id,
-                "accuracy_numerator": record.accuracy.numerator,
-                "accuracy_denominator": record.accuracy.denominator,
-                "spread_numerator": None if record.spread is None else record.spread.numerator,
-                "spread_denominator": None if record.spread is None else record.spread.denominator,
-                "observed_step": record.observed_step,
-                "streak": record.streak,
-            }
-        )
-    return rows + [{"question_id": id_, "retired_step": step} for id_, step in buffer.retired.items()]
+        yield {
+            "question_id": question_id,
+            "accuracy_numerator": record.accuracy.numerator,
+            "accuracy_denominator": record.accuracy.denominator,
+            "spread_numerator": None if record.spread is None else record.spread.numerator,
+            "spread_denominator": None if record.spread is None else record.spread.denominator,
+            "observed_step": record.observed_step,
+            "streak": record.streak,
+        }
+    for question_id, step in buffer.retired.items():
+        yield {"question_id": question_id, "retired_step": step}
 
 
 def trajectory_schema(trajectories: Iterable[Trajectory]) -> pa.Schema:
@@ -212,9 +210,13 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
     return Trajectory(**{name: row[name] for name in _FIELDS}, parts=parts)
 
 
-def write_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, path: Path) -> None:
+def write_table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema, path: Path) -> None:
     """Write rows as Parquet, of each what the schema names; what it lacks is null."""
-    arrays = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
+    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
+    for row in rows:
+        for name, values in columns.items():
+            values.append(row.get(name))
+    arrays = [pa.array(columns[field.name], field.type) for field in schema]
     pq.write_table(pa.table(arrays, schema=schema), path, compression="zstd")
 
 

@@ -105,7 +105,7 @@ def save(batch: BatchAhead, folder: Path) -> None:
     candidates = [(question.id, one) for question, stored in batch.plan.stored.items() for one in stored]
     schema = snapshot.trajectory_schema(one for _, one in candidates)
     snapshot.write_table(rollouts, _ROLLOUTS, folder / "rollouts.parquet")
-    snapshot.write_table([snapshot.row_of(*one) for one in candidates], schema, folder / "candidates.parquet")
+    snapshot.write_table((snapshot.row_of(*one) for one in candidates), schema, folder / "candidates.parquet")
 
 
 def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_per_replayed: int) -> BatchAhead:
