@@ -76,8 +76,8 @@ def explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # the last two of torch and safetensors, on a full disk
-        there = next(path for path in folder.absolute().parents if path.exists())
+        parent = next(path for path in folder.absolute().parents if path.exists())
         raise CacheError(
-            f"{folder} could not be written ({' '.join(str(error).split())[:200]}); {there} has "
-            f"{shutil.disk_usage(there).free / 2**20:,.0f} MiB free: make room, or name another cache by EXGRPO_CACHE"
+            f"{folder} could not be written ({' '.join(str(error).split())[:200]}); {parent} has "
+            f"{shutil.disk_usage(parent).free / 2**20:,.0f} MiB free: make room, or name another cache by EXGRPO_CACHE"
         ) from error

@@ -57,9 +57,9 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
             # Not measured yet: any accuracy above 0, or level of spread, makes it a candidate.
             buffer.record(question.id, Fraction(1, 2), 0, spread=Fraction(1, 2))
         buffer.store((question.id, trajectory) for question, trajectory in experts)
-    stored = [one.trajectory for record in buffer.records.values() for one in record.stored]
+    stored = [entry.trajectory for record in buffer.records.values() for entry in record.stored]
     names = {*experiment.verifier.parts} if experiment.advantages.of_each_reward else set()
-    if any(names - {name for name, _ in one.parts} for one in stored):
+    if any(names - {name for name, _ in trajectory.parts} for trajectory in stored):
         raise ValueError(
             f"{path}: what it stores lacks some of Verifier.rewards ({', '.join(names)}), of each of which "
             "GroupAdvantages.of_each_reward makes advantages; take a run with these rewards, or set it to False"

@@ -90,8 +90,8 @@ class Progress:
         if now - self.shown < 5 and step < self.steps and not score:
             return
         self.shown = now
-        left = sum(self.took) / len(self.took) * (self.steps - step)
-        left += evaluations_left(step, self.steps, self.every) * self.evaluation
+        seconds = sum(self.took) / len(self.took) * (self.steps - step)
+        seconds += evaluations_left(step, self.steps, self.every) * self.evaluation
         log.info(
             "%s: step %d/%d  reward %.3f  replayed %.0f %%  stored %d  retired %d%s  %.2f s/step  %d:%02d left",
             self.name,
@@ -103,5 +103,5 @@ class Progress:
             metrics.get("replay/retired", 0),
             score,
             metrics["time/step"],
-            *divmod(round(left), 60),
+            *divmod(round(seconds), 60),
         )

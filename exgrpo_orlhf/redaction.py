@@ -22,7 +22,7 @@ def redacted(name: str, value: Any) -> Any:
     Returns the value itself where there is nothing to hide.
     """
     if isinstance(value, Mapping):
-        return {each: redacted(name if _is_secret(name) else str(each), inner) for each, inner in value.items()}
+        return {key: redacted(name if _is_secret(name) else str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(redacted(name, inner) for inner in value)
     if _is_secret(name) and value is not None and not isinstance(value, bool):

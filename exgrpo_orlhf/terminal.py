@@ -16,8 +16,8 @@ def messages(level: int = logging.INFO) -> None:
     """Write messages to standard error, with the time, and leave out those of libraries that no user can act on."""
     logging.basicConfig(level=level, format=FORMAT, datefmt=TIME_FORMAT, stream=sys.stderr)
     package, script = Path(__file__).resolve().parent, Path(sys.argv[0]).resolve()
-    own = script.parent.parent / package.name  # of a script in scripts/ or evals/ of a checkout
-    if own.is_dir() and own != package:
+    checkout = script.parent.parent / package.name  # of a script in scripts/ or evals/ of a checkout
+    if checkout.is_dir() and checkout != package:
         logging.warning("%s imports %s, not the package of its own checkout: pip install -e there", script, package)
     for noisy in ("httpx", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -32,7 +32,7 @@ def output_file(text: str) -> Path:
     Raises argparse.ArgumentTypeError.
     """
     path = Path(text)
-    folder = next(each for each in path.absolute().parents if each.exists())
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
     why = ""
     if path.is_dir():
         why = "it is a folder; give the name of a file"

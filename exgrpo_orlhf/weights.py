@@ -73,7 +73,7 @@ def check_model_files(path: str | Path, tokenizer: Any) -> None:
             model: Any = loader.from_config(config, trust_remote_code=False)
     except Exception as error:  # of the model's class, for settings that contradict each other
         raise WeightsError(f"{path}: no causal language model of transformers: {first_line(error)}") from error
-    dtypes = {one.dtype for shard in shards for one in _tensors(shard, "meta").values()}
+    dtypes = {tensor.dtype for shard in shards for tensor in _tensors(shard, "meta").values()}
     if getattr(config, "quantization_config", None) is None:
         _compare(path, shards, model)
     elif dtypes <= {torch.float32, torch.float16, torch.bfloat16}:
@@ -132,7 +132,7 @@ def _tensors(shard: Path, device: str) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load_state_dict(shard, map_location=device)
     except Exception as error:  # SafetensorError, and whatever unpickling leads to
         raise WeightsError(f"{shard}: it cannot be read, it is damaged or incomplete: {first_line(error)}") from error
-    if others := [name for name, one in tensors.items() if not isinstance(one, torch.Tensor)]:
+    if others := [name for name, tensor in tensors.items() if not isinstance(tensor, torch.Tensor)]:
         raise WeightsError(f"{shard}: {others[0]!r} is no tensor; the file must be the state_dict itself")
     return tensors
 
@@ -157,7 +157,7 @@ def _compare(path: str | Path, shards: list[Path], model: Any) -> None:
     model._adjust_missing_and_unexpected_keys(loaded)
     values = {name: tensor for shard in shards for name, tensor in _tensors(shard, "cpu").items()}
     tied = {name: pair for name, *pair in model.all_tied_weights_keys.items() if {name, *pair} <= values.keys()}
-    shapes = [f"{name}: {[*there]}, not {[*here]}" for name, there, here in loaded.mismatched_keys]
+    shapes = [f"{name}: {[*saved]}, not {[*built]}" for name, saved, built in loaded.mismatched_keys]
     wrong = {
         "lacks {} of its weights, which would be random numbers": loaded.missing_keys,
         "has {} tensors that the architecture has no place for": loaded.unexpected_keys,
@@ -165,9 +165,9 @@ def _compare(path: str | Path, shards: list[Path], model: Any) -> None:
         "has {} weights beside those that config.json ties them to": [
             name for name, [source] in tied.items() if not torch.equal(values[name], values[source])
         ],
-        "has {} weights of whole numbers": [name for name, one in tensors.items() if not one.is_floating_point()],
+        "has {} weights of whole numbers": [name for name, tensor in tensors.items() if not tensor.is_floating_point()],
     }
-    if problems := [f"{what.format(len(names))} ({min(names)})" for what, names in wrong.items() if names]:
+    if problems := [f"{problem.format(len(names))} ({min(names)})" for problem, names in wrong.items() if names]:
         raise WeightsError(f"{path} {', '.join(problems)}: weights and config.json are not of the same model")
 
 

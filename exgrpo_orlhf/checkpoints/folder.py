@@ -79,9 +79,9 @@ def in_use(run: Path) -> bool:
 
 def refuse_earlier(run: Path, resume: bool) -> None:
     """Raises RunFolderError if the folder cannot be made, or holds a run that is not to be resumed."""
-    there = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = f"no permission to write in {there}" if there.is_dir() else f"{there} is not a folder"
+    ancestor = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
+        why = f"no permission to write in {ancestor}" if ancestor.is_dir() else f"{ancestor} is not a folder"
         raise RunFolderError(f"--out {run}: the run's folder cannot be made or written ({why})")
     if not resume and ((run / "metrics.jsonl").exists() or find(run)):
         raise RunFolderError(

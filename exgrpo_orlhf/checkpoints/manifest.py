@@ -96,8 +96,8 @@ def verify(folder: Path, contents: bool = True) -> Manifest:
     manifest = read(folder)
     wrong = _wrong(folder, manifest.files, contents)
     # A file more may change what transformers loads. Hidden ones are those of file systems and editors.
-    more = sorted(name for name in _names(folder) - manifest.files.keys() if not Path(name).name.startswith("."))
-    wrong += [f"{folder / name}: the file is not part of the checkpoint; move it elsewhere" for name in more]
+    extra = sorted(name for name in _names(folder) - manifest.files.keys() if not Path(name).name.startswith("."))
+    wrong += [f"{folder / name}: the file is not part of the checkpoint; move it elsewhere" for name in extra]
     if wrong:
         raise ManifestError(wrong[0] + (f" (and {len(wrong) - 1} more files are not as saved)" if wrong[1:] else ""))
     return manifest

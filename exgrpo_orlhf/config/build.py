@@ -126,9 +126,9 @@ def _load(
     if seed is not None:
         gin.bind_parameter("train.seed", seed)
         made_at["train.seed"] = "--seed"
-    own = (*map(name_of, named), "--set")
+    prefixes = (*map(name_of, named), "--set")
     try:
-        return build({binding: where for binding, where in made_at.items() if where.startswith(own)})
+        return build({binding: where for binding, where in made_at.items() if where.startswith(prefixes)})
     except ConfigError:
         raise
     except RecursionError as error:
@@ -139,10 +139,10 @@ def _load(
         raise ConfigError(message + (f" ({'; '.join(places)})" if places else "")) from error
 
 
-def _make(name: str, *args: Any, **more: Any) -> Any:
+def _make(name: str, *args: Any, **kwargs: Any) -> Any:
     """An object of a class by its bindings."""
     _check_required(f"exgrpo.{name}", _TARGETS[name], [])
-    return _GIN[name](*args, **more)
+    return _GIN[name](*args, **kwargs)
 
 
 def _check_required(selector: str, target: Callable[..., Any], scope: list[str]) -> None:
@@ -296,7 +296,7 @@ def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> d
         scope, selector, parameter, value = statement[:4]
         prefix = f"{scope}/" if scope else ""
         references = gin.config.iterate_references(value)
-        used_macros |= {"/".join(each.scopes) for each in references if each.selector.endswith("gin.macro")}
+        used_macros |= {"/".join(ref.scopes) for ref in references if ref.selector.endswith("gin.macro")}
         if not parameter:
             made_at[f"%{prefix}{selector}"] = where
             gin.bind_parameter((f"{prefix}{selector}", "gin.macro", "value"), value)
@@ -336,7 +336,7 @@ def _check_macros(made_at: dict[str, str], used_macros: set[str]) -> None:
     for macro, where in made_at.items():
         name = macro.removeprefix("%")
         if macro.startswith("%") and name not in used_macros:
-            near = [each for each in all_settings() if each.endswith(f".{name}")]
+            near = [setting for setting in all_settings() if setting.endswith(f".{name}")]
             near = near or difflib.get_close_matches(name, [*sorted(used_macros), *all_settings()], n=3, cutoff=0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""
             raise ConfigError(f"{where}: {name} = … sets nothing, because no binding refers to {macro}{hint}")

@@ -36,7 +36,7 @@ def find(file: str | Path, included_by: str | None) -> Path:
     shipped = {str(path.relative_to(GIN_FOLDER)): path.stem for path in sorted(GIN_FOLDER.rglob("*.gin"))}
     near = difflib.get_close_matches(str(file).removeprefix("gin/"), shipped, n=3)
     stems = dict.fromkeys(difflib.get_close_matches(Path(file).stem, shipped.values(), n=3))
-    near = near or [name for stem in stems for name, own in shipped.items() if own == stem][:3]
+    near = near or [name for stem in stems for name, file_stem in shipped.items() if file_stem == stem][:3]
     raise ConfigError(
         f"{where}there is no gin file {str(file)!r}; "
         + (f"did you mean {' or '.join(near)}?" if near else f"those of the project are in {GIN_FOLDER}")
@@ -89,7 +89,7 @@ def redact() -> None:
     bindings = [*gin.config._CONFIG.items(), *gin.config._OPERATIVE_CONFIG.items()]
     references = _scopes(bindings)
     for (scope, selector), values in bindings:
-        values |= {name: redacted(scope if selector == "gin.macro" else name, each) for name, each in values.items()}
+        values |= {name: redacted(scope if selector == "gin.macro" else name, value) for name, value in values.items()}
     for (scope, selector), values in bindings:  # macros that only secrets refer to
         if selector == "gin.macro" and scope in references - _scopes(bindings):
             values["value"] = REDACTED
@@ -97,7 +97,7 @@ def redact() -> None:
 
 def _scopes(bindings: list[Any]) -> set[str]:
     """Of all references; that of a macro is its name."""
-    return {"/".join(each.scopes) for each in gin.config.iterate_references([values for _, values in bindings])}
+    return {"/".join(ref.scopes) for ref in gin.config.iterate_references([values for _, values in bindings])}
 
 
 def hypothesis(path: Path) -> str:

@@ -129,7 +129,7 @@ def compare_weights(engine: Mapping[str, np.ndarray], actor: Mapping[str, np.nda
         if not actor.keys() >= set(parts):
             continue
         compared += 1
-        own = np.concatenate([actor[part] for part in parts])
-        if not np.array_equal(weight[: len(own)], own):  # vLLM pads the vocabulary
+        expected = np.concatenate([actor[part] for part in parts])
+        if not np.array_equal(weight[: len(expected)], expected):  # vLLM pads the vocabulary
             names.append(name)
     return names, compared

@@ -123,10 +123,10 @@ class DoctorTrainer(MixedTrainer):
         """The driver's variables that matter are set in every actor; those that are passed on have the same value."""
         same, present = self.orders.same, self.orders.present
         lost: dict[str, list[str]] = {}
-        for who, there in self._ranks("whereabouts", [*same, *present]):
-            for name in [*(n for n in same if there.get(n) != same[n]), *(n for n in present if n not in there)]:
-                lost.setdefault(name, []).append(who)
-        bad = [f"{name} does not arrive at {', '.join(who)}" for name, who in lost.items()]
+        for place, found in self._ranks("whereabouts", [*same, *present]):
+            for name in [*(n for n in same if found.get(n) != same[n]), *(n for n in present if n not in found)]:
+                lost.setdefault(name, []).append(place)
+        bad = [f"{name} does not arrive at {', '.join(places)}" for name, places in lost.items()]
         names = ", ".join([*same, *present])
         return judged(
             "environment",
@@ -154,12 +154,12 @@ class DoctorTrainer(MixedTrainer):
             replace(like, prompt_ids=self.prompts.encode(question), seed=i) for i, question in enumerate(questions)
         ]
         rollouts = dict(chain.from_iterable(self.sampler.sample(requests)))
-        pairs = [(request, one) for position, request in enumerate(requests) for one in rollouts[position]]
-        measured = self.measure([ForwardRow.of(request.prompt_ids, one) for request, one in pairs])
+        pairs = [(request, rollout) for position, request in enumerate(requests) for rollout in rollouts[position]]
+        measured = self.measure([ForwardRow.of(request.prompt_ids, rollout) for request, rollout in pairs])
         gaps = [
-            np.abs(of_trainer.logprobs - one.sampler_logprobs)
-            for of_trainer, (_, one) in zip(measured, pairs, strict=True)
-            if one.sampler_logprobs is not None  # the sampler was asked for them
+            np.abs(of_trainer.logprobs - rollout.sampler_logprobs)
+            for of_trainer, (_, rollout) in zip(measured, pairs, strict=True)
+            if rollout.sampler_logprobs is not None  # the sampler was asked for them
         ]
         return float(np.concatenate(gaps).mean())
 
@@ -176,13 +176,13 @@ class DoctorTrainer(MixedTrainer):
         self.step = 0  # a run counts its own
         gradients = next(part for part in self._ranks("recorded_gradients") if part)
         right, rounded = (parity.plain(self.experiment, model, batch, dtype) for dtype in ("float32", "bfloat16"))
-        difference, own = (parity.Difference.between(one, right) for one in (gradients, rounded))
-        limit = max(GRADIENT_FACTOR * own.error, GRADIENT_ERROR)
+        difference, noise = (parity.Difference.between(gradient, right) for gradient in (gradients, rounded))
+        limit = max(GRADIENT_FACTOR * noise.error, GRADIENT_ERROR)
         return judged(
             "gradient",
             difference.error <= limit,
-            f"{100 * difference.error:.2f} % from the plain one in float32 (bfloat16 alone {100 * own.error:.2f} %, at "
-            f"most {100 * limit:.1f} %); norm {difference.norm:.4f} of the plain one; smallest cosine "
+            f"{100 * difference.error:.2f} % from the plain one in float32 (bfloat16 alone {100 * noise.error:.2f} %, "
+            f"at most {100 * limit:.1f} %); norm {difference.norm:.4f} of the plain one; smallest cosine "
             f"{difference.worst[1]:.4f} in {difference.worst[0]}; "
             f"{len(batch.flat_rows())} rows{', generated ahead,' if ahead else ''} in {len(gradients)} optimiser steps",
             "a norm far from 1 means that micro-batches or ranks are lost or counted twice: compare with "
@@ -196,9 +196,9 @@ class DoctorTrainer(MixedTrainer):
         actor, bad, compared = self._ranks("weights")[0], [], 0
         for i, engine in enumerate(self.vllm_engines if self.args.vllm.tensor_parallel_size == 1 else ()):
             names, compared = compare_weights(ray.get(engine.weights.remote()), actor)
-            more = f" and {len(names) - 3} more" if names[3:] else ""
+            rest = f" and {len(names) - 3} more" if names[3:] else ""
             if names:
-                bad.append(f"engine {i} differs in {', '.join(names[:3])}{more}")
+                bad.append(f"engine {i} differs in {', '.join(names[:3])}{rest}")
             if not compared:
                 bad.append(f"engine {i} has no weight with a name of the actor's")
         gap = self._gap()
@@ -228,8 +228,8 @@ class DoctorTrainer(MixedTrainer):
         compared = self.args.vllm.enable_sleep and self.args.vllm.tensor_parallel_size == 1
         if compared:
             before_sleep, after = self._engine_weights(), self._engine_weights()
-            for i, (one, other) in enumerate(zip(before_sleep, after, strict=True)):
-                bad += [f"engine {i}: {name}" for name in other if not np.array_equal(one[name], other[name])]
+            for i, (old, new) in enumerate(zip(before_sleep, after, strict=True)):
+                bad += [f"engine {i}: {name}" for name in new if not np.array_equal(old[name], new[name])]
         return judged(
             "sleep",
             not bad,
@@ -300,4 +300,4 @@ class DoctorTrainer(MixedTrainer):
 def _changed(before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]]) -> list[str]:
     """Names of the states that differ, per rank."""
     ranks = enumerate(zip(before, after, strict=True))
-    return [f"rank {rank}: {name}" for rank, (one, other) in ranks for name in one if one[name] != other.get(name)]
+    return [f"rank {rank}: {name}" for rank, (old, new) in ranks for name in old if old[name] != new.get(name)]

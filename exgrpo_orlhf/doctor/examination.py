@@ -107,10 +107,10 @@ def _on_the_nodes(settings: OpenRLHF, paths: Sequence[str]) -> Finding:
     bad, names = [], []
     try:
         with driver.connected(settings, 0):
-            for one in (one for one in ray.nodes() if one["Alive"] and one["Resources"].get("GPU")):
-                where = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
+            for gpu_node in (node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")):
+                where = NodeAffinitySchedulingStrategy(gpu_node["NodeID"], soft=False)
                 task = ray.remote(num_cpus=0)(_examine_node).options(scheduling_strategy=where)
-                names.append(one["NodeManagerHostname"])
+                names.append(gpu_node["NodeManagerHostname"])
                 bad += [f"{names[-1]} {problem}" for problem in ray.get(task.remote(paths), timeout=300)]
     except (EngineLost, ray.exceptions.RayError) as error:
         bad.append(str(error))

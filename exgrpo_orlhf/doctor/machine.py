@@ -234,10 +234,10 @@ def locks() -> Finding:
     from torch.utils.cpp_extension import get_default_build_root
 
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-    left = " ".join(sorted(str(path) for path in folder.glob("**/lock") if path.is_file()))
-    wrong = f"a build was killed or is still running, and the next one would wait for ever: {left}"
-    remedy = f"if no other process is compiling: rm {left}"
-    return judged("kernels", not left, wrong if left else f"no lock in {folder}", remedy)
+    lock_files = " ".join(sorted(str(path) for path in folder.glob("**/lock") if path.is_file()))
+    wrong = f"a build was killed or is still running, and the next one would wait for ever: {lock_files}"
+    remedy = f"if no other process is compiling: rm {lock_files}"
+    return judged("kernels", not lock_files, wrong if lock_files else f"no lock in {folder}", remedy)
 
 
 def _output(*command: str) -> str | None:

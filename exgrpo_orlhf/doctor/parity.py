@@ -90,14 +90,14 @@ def generated_ahead(engine: TorchEngine, batch: MixedBatch) -> MixedBatch:
     rng, fresh = np.random.default_rng(0), iter(engine.behaviour_logprobs(batch.groups))
     groups, rows = [], []
     for group, members in zip(batch.groups, batch.rows, strict=True):
-        noise = ((one, next(fresh)) for one in group.rollouts)
+        noise = ((rollout, next(fresh)) for rollout in group.rollouts)
         sampled = [
-            replace(one, behaviour_logprobs=(now + rng.normal(0, 0.3, len(now))).astype(np.float32), policy_step=1)
-            for one, now in noise
+            replace(rollout, behaviour_logprobs=(now + rng.normal(0, 0.3, len(now))).astype(np.float32), policy_step=1)
+            for rollout, now in noise
         ]
         groups.append(replace(group, rollouts=tuple(sampled)))
         responses = [*sampled, *(row.response for row in members[len(sampled) :])]
-        rows.append([replace(row, response=one) for row, one in zip(members, responses, strict=True)])
+        rows.append([replace(row, response=response) for row, response in zip(members, responses, strict=True)])
     return MixedBatch(groups, rows, batch.group_size)
 
 

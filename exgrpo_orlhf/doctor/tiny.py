@@ -169,22 +169,22 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         "Tracking.enabled = False",
         "Tracking.also = ()",
     ]
-    flags, more = as_bound.openrlhf.all_flags(), dict(as_bound.openrlhf.more_flags)
+    flags, more_flags = as_bound.openrlhf.all_flags(), dict(as_bound.openrlhf.more_flags)
     if as_bound.settings.generate_ahead:
         bindings.append("train.steps = 3")  # the second step's batch is planned before anything is stored
     else:
         # Without the correction by the engines' log-probs: the plain computation has no engine.
-        more["algo.advantage.is_correction_level"] = "off"
+        more_flags["algo.advantage.is_correction_level"] = "off"
     for flag in ("train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu"):
         if flag in flags:
-            more[flag] = MICRO_BATCH_TOKENS
+            more_flags[flag] = MICRO_BATCH_TOKENS
     # The smallest batch that the ranks divide, with several micro-batches on each of them.
     per_rank = max(ROWS, 3 * int(flags.get("train.micro_batch_size", 1)))
     fewest, unit = per_rank * ranks_of(flags) * as_bound.optimizer.steps_per_batch, divisible_questions(as_bound)
     count = -(-fewest // (unit * as_bound.settings.group_size)) * unit
     bindings += [
         f"OpenRLHF.timeout = {min(as_bound.openrlhf.timeout, TIMEOUT)}",
-        f"OpenRLHF.more_flags = {more!r}",
+        f"OpenRLHF.more_flags = {more_flags!r}",
         f"train.questions_per_step = {count}",
         f"ModularChains.count = {8 * count}",
     ]

@@ -99,7 +99,7 @@ class Engine(ABC):
             for position, rollout in chain.from_iterable(episodes):
                 rollouts[i := owners[position]][position] = rollout
                 if len(rollouts[i]) == counts[i]:
-                    in_order = tuple(one for _, one in sorted(rollouts[i].items(), key=itemgetter(0)))
+                    in_order = tuple(response for _, response in sorted(rollouts[i].items(), key=itemgetter(0)))
                     yield RolloutGroup(questions[i], in_order, planned_replay=i >= len(plan.fresh))
             return
         seed = StepSeed(self.seed, plan.step, plan.round)
@@ -116,19 +116,19 @@ class Engine(ABC):
     ) -> list[list[Rollout]]:
         """For evaluation: an ungraded response to each question for each of its seeds. temperature: 0 is greedy"""
         request = self._request(temperature, top_p)
-        seed_questions = [question for question, own in zip(questions, seeds, strict=True) for _ in own]
-        own_seeds = [seed for own in seeds for seed in own]
+        seed_questions = [question for question, its_seeds in zip(questions, seeds, strict=True) for _ in its_seeds]
+        all_seeds = [seed for its_seeds in seeds for seed in its_seeds]
         if self.player:
-            episodes = self.sampler.episodes(self.player, seed_questions, own_seeds, request)
+            episodes = self.sampler.episodes(self.player, seed_questions, all_seeds, request)
             rollouts = dict(chain.from_iterable(episodes))
         else:
             requests = [
                 replace(request, prompt_ids=self.prompts.encode(question), seed=seed)
-                for question, seed in zip(seed_questions, own_seeds, strict=True)
+                for question, seed in zip(seed_questions, all_seeds, strict=True)
             ]
             rollouts = {i: rollout for i, (rollout,) in chain.from_iterable(self.sampler.sample(requests))}
-        left = iter(range(len(own_seeds)))
-        return [[rollouts[next(left)] for _ in own] for own in seeds]
+        positions = iter(range(len(all_seeds)))
+        return [[rollouts[next(positions)] for _ in its_seeds] for its_seeds in seeds]
 
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
         """The response as text (`response_text`). For verifiers and people; it is never encoded again."""
@@ -144,8 +144,10 @@ class Engine(ABC):
 
     def score(self, stored: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
         """What scores are made of (`TrajectorySelector`): each stored response under the current policy, in order."""
-        measured = self._measure((question, one) for question, own in stored.items() for one in own)
-        return {question: [next(measured) for _ in own] for question, own in stored.items()}
+        measured = self._measure(
+            (question, response) for question, responses in stored.items() for response in responses
+        )
+        return {question: [next(measured) for _ in responses] for question, responses in stored.items()}
 
     def outdated(self, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
         """Of each stored episode, whether its environment would answer to its actions otherwise by now."""
@@ -154,11 +156,12 @@ class Engine(ABC):
     def behaviour_logprobs(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
         """With train.generate_ahead: log-probs of each rollout under the policy that has just sampled it, float32 (A,),
         to be weighed by when the weights have changed. Of all groups' rollouts, in order."""
-        measured = self._measure((group.question, one) for group in groups for one in group.rollouts)
-        return [one.logprobs for one in measured]
+        measured = self._measure((group.question, rollout) for group in groups for rollout in group.rollouts)
+        return [result.logprobs for result in measured]
 
     def _measure(self, responses: Iterator[tuple[Question, Rollout | Trajectory]]) -> Iterator[Measured]:
-        return iter(self.measure([ForwardRow.of(self.prompts.encode(question), one) for question, one in responses]))
+        rows = [ForwardRow.of(self.prompts.encode(question), response) for question, response in responses]
+        return iter(self.measure(rows))
 
     def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
         """Prompt and response of each row of the flattened batch."""

@@ -82,7 +82,7 @@ class Adapter:
     def merged_weight(self, weight: Tensor) -> Iterator[None]:
         """Within this context a weight of the base model is merged, if an adapter is beside it, and not cut into
         ZeRO-3's shards. All ranks must enter it."""
-        layer = next((one for one in self._layers.values() if one.get_base_layer().weight is weight), None)
+        layer = next((wrapped for wrapped in self._layers.values() if wrapped.get_base_layer().weight is weight), None)
         # Not the layer's bias, which a bucket of vLLM's weights may hold beside it: nothing is gathered twice.
         parts = [*layer.lora_A.parameters(), *layer.lora_B.parameters()] if layer else []
         with gathered([weight, *parts]):
@@ -99,7 +99,7 @@ class Adapter:
 
     def base_parameters(self) -> list[tuple[str, Any]]:
         """The parameters of the base model by the names that they have there."""
-        return [(_base_name(name), one) for name, one in self.model.named_parameters() if ".lora_" not in name]
+        return [(_base_name(name), tensor) for name, tensor in self.model.named_parameters() if ".lora_" not in name]
 
     def merged_state(self, keep: bool = True) -> dict[str, Tensor]:
         """Copies of the merged weights on the CPU, by the names that they have in the base model. All ranks must ask,
@@ -117,7 +117,7 @@ class Adapter:
         import peft
         from safetensors.torch import save_file
 
-        with gathered([one for name, one in self.model.named_parameters() if ".lora_" in name]):
+        with gathered([tensor for name, tensor in self.model.named_parameters() if ".lora_" in name]):
             # Without `save_embedding_layers` peft would ask the hub whether the vocabulary has grown.
             state = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
             state = {name: value.to("cpu", copy=True).contiguous() for name, value in state.items()}
@@ -137,8 +137,8 @@ class Adapter:
         from safetensors.torch import load_file
 
         state = load_file(folder / WEIGHTS)
-        own = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
-        if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in own.items()}:
+        now = peft.get_peft_model_state_dict(self._wrapped, save_embedding_layers=False)
+        if {name: value.shape for name, value in state.items()} != {name: value.shape for name, value in now.items()}:
             raise AdapterError(f"{folder / WEIGHTS} is of another adapter: its tensors are not those of this run's")
         peft.set_peft_model_state_dict(self._wrapped, state)
 
@@ -196,7 +196,7 @@ def _require_complete(wrapped: Any, folder: Path, base: str) -> None:
     others &= {_base_name(name) for name, _ in wrapped.named_parameters()}
     of_base = [name for name in others if not {*EMBEDDING_LAYER_NAMES} & {*name.split(".")}]
     problems = {"missing": result.missing_keys, "without a place": result.unexpected_keys, "of a base model": of_base}
-    if texts := [f"{len(names)} tensors {what} ({min(names)})" for what, names in problems.items() if names]:
+    if texts := [f"{len(names)} tensors {problem} ({min(names)})" for problem, names in problems.items() if names]:
         raise AdapterError(f"{folder}: {', '.join(texts)}: it is incomplete, or no adapter of {base}")
 
 
@@ -239,8 +239,8 @@ def merge(folder: Path, directory: Path) -> Path:
     content += [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in replaceable]
     # The adapter's own tokenizer, or that of the checkpoint around it, which has the chat template of its training.
     places = [folder, *([folder.parent] if folder.name == FOLDER else [])]
-    own = next((place for place in places if any(place.glob("tokenizer*"))), None)
-    beside = [*own.glob("tokenizer*"), *own.glob("chat_template*")] if own else []
+    source = next((place for place in places if any(place.glob("tokenizer*"))), None)
+    beside = [*source.glob("tokenizer*"), *source.glob("chat_template*")] if source else []
     content += [files.sha256(path) for path in sorted(beside) if path.is_file()]
     name = hashlib.sha256(json.dumps([str(base), *content]).encode()).hexdigest()[:16]
     target = directory / f"merged-{name}-{FORMAT}"
@@ -249,7 +249,7 @@ def merge(folder: Path, directory: Path) -> Path:
     try:
         manifest.verify_model(folder.parent, folder.name)
         base = weights.locate(base)
-        tokenizer = tokenizer_file.load(own or base)
+        tokenizer = tokenizer_file.load(source or base)
         weights.check_model_files(base, tokenizer)
         origin = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
         if origin and origin["weights"] != weights.fingerprint(base):

@@ -53,8 +53,8 @@ def mixing_of_rows(measure: Callable[[Sequence[ForwardRow]], Sequence[Measured]]
     ahead = [measure([row, *other])[0].logprobs for other in others]
     alone = measure([row])[0].logprobs
     # Both orders compute the same tokens. The first row of a pass is right, so its differences are rounding.
-    leak, noise = (abs(one - two).max() for one, two in (behind, ahead))
-    off, rounding = (abs(one - alone).mean() for one, _ in (behind, ahead))
+    leak, noise = (abs(first - second).max() for first, second in (behind, ahead))
+    off, rounding = (abs(first - alone).mean() for first, _ in (behind, ahead))
     mixed = leak > 4 * noise + 1e-3 or off > max(4 * rounding, 0.05)
     return float(max(leak, abs(behind[0] - alone).max())) if mixed else None
 

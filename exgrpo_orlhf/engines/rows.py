@@ -76,8 +76,8 @@ def behaviour_logprobs(row: Row, measured: T) -> npt.NDArray[np.float32] | T:
     """The log-probs that a row came with, bit-identical: a replayed row's are stored, those of a fresh row that was
     generated ahead were taken when it was sampled. Of another fresh row `measured`: its log-probs under the policy that
     sampled it, or None where they are not known yet."""
-    own = row.response.behaviour_logprobs
-    return measured if own is None else own
+    logprobs = row.response.behaviour_logprobs
+    return measured if logprobs is None else logprobs
 
 
 def row_dump(row: Row, policy: npt.NDArray[np.float32], behaviour: npt.NDArray[np.float32]) -> dict[str, Any]:

@@ -78,8 +78,8 @@ def _stand_in() -> None:
         module = sys.modules[name] = ModuleType(name)
         if name in names:
             module.__path__ = []
-    for each in (AgentInstanceBase, AgentExecutorBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor):
-        setattr(sys.modules[_NAME], each.__name__, each)
+    for cls in (AgentInstanceBase, AgentExecutorBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor):
+        setattr(sys.modules[_NAME], cls.__name__, cls)
     for parent, child in (("openrlhf", "utils"), ("openrlhf.utils", "agent")) if names else ():
         setattr(sys.modules[parent], child, sys.modules[f"{parent}.{child}"])
 
@@ -101,10 +101,10 @@ def load(settings: Mapping[str, str]) -> tuple[str, Callable[[dict[str, Any]], R
         with placing_errors(file):
             agents = {executor().agent_instance_cls}
     else:
-        own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
-        agents = {each for each in own if isinstance(each, type) and callable(getattr(each, "step", None))}
+        members = [member for member in vars(module).values() if getattr(member, "__module__", None) == module.__name__]
+        agents = {member for member in members if isinstance(member, type) and callable(getattr(member, "step", None))}
     if len(agents) != 1:
-        names = ", ".join(sorted(each.__name__ for each in agents)) or "none"
+        names = ", ".join(sorted(agent.__name__ for agent in agents)) or "none"
         raise UserFileError(
             f"{file.name}: expected an AgentExecutor, or one class with the methods reset(states) and step(states); "
             f"classes with a step: {names}"

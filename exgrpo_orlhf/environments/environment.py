@@ -70,8 +70,8 @@ class Environment:
     def file(self) -> str:
         """The path, of a file of this package its whole one."""
         assert self.path is not None
-        own = Path(__file__).parent / self.path
-        return str(own) if own.is_file() and not Path(self.path).expanduser().exists() else self.path
+        packaged = Path(__file__).parent / self.path
+        return str(packaged) if packaged.is_file() and not Path(self.path).expanduser().exists() else self.path
 
     def check_file(self) -> None:
         """Load the file once, before anything is generated. Raises NotLoaded, which says what is wrong."""

@@ -241,8 +241,8 @@ def outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> l
 
 
 def _outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
-    ids = [then.token_ids.tolist() for _, then in stored]
-    actions = [[True] * len(then) if then.actions is None else then.actions.tolist() for _, then in stored]
+    ids = [episode.token_ids.tolist() for _, episode in stored]
+    actions = [[True] * len(episode) if episode.actions is None else episode.actions.tolist() for _, episode in stored]
 
     def next_turn(i: int) -> list[int]:
         """The actions that the stored episode goes on with; none where it went on otherwise."""
@@ -251,17 +251,17 @@ def _outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> 
             return []
         return [token for token, _ in takewhile(itemgetter(1), zip(ids[i][n:], actions[i][n:], strict=True))]
 
-    with player.episodes([question for question, _ in stored], [then.seed or 0 for _, then in stored]) as plays:
+    with player.episodes([question for question, _ in stored], [episode.seed or 0 for _, episode in stored]) as plays:
         turns = {i: [0] for i in range(len(stored))}
         while turns := {i: turn for i in turns if plays[i].received() and (turn := next_turn(i))}:
             for i, turn in turns.items():
                 plays[i].act(Rollout(np.array(turn, np.int32), "stop"))
     by_verifier = player.environment.reward != "environment"
     return [
-        one.going
-        or one.truncated
-        or one.failure is not None
-        or one.tokens != tokens
-        or not (by_verifier or one.reward == then.reward)
-        for one, tokens, (_, then) in zip(plays, ids, stored, strict=True)
+        play.going
+        or play.truncated
+        or play.failure is not None
+        or play.tokens != tokens
+        or not (by_verifier or play.reward == episode.reward)
+        for play, tokens, (_, episode) in zip(plays, ids, stored, strict=True)
     ]

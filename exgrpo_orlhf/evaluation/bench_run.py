@@ -88,19 +88,22 @@ class EvaluationPlan:
     def facts(self) -> dict[str, dict[str, Any]]:
         """What the entry of each benchmark in results.json says besides what is measured."""
         facts = {}
-        for each in self.sets:
-            benchmark = each.benchmark
+        for test_set in self.sets:
+            benchmark = test_set.benchmark
             in_mean = not benchmark.own if self.suite is None else benchmark.name in self.suite
             ask, group = self.builder.instruction(benchmark), self.groups[benchmark.group]
-            facts[benchmark.name] = each.facts(ask, group, in_mean)
+            facts[benchmark.name] = test_set.facts(ask, group, in_mean)
         return facts
 
     def episodes(self) -> Episodes:
         """The benchmarks that have an environment."""
-        players = [self.builder.player(each.benchmark) for each in self.sets]
+        players = [self.builder.player(test_set.benchmark) for test_set in self.sets]
         return {
-            each.benchmark.name: (player, {row: self.builder.question(each.benchmark, one) for row, one in each.rows})
-            for each, player in zip(self.sets, players, strict=True)
+            test_set.benchmark.name: (
+                player,
+                {row: self.builder.question(test_set.benchmark, question) for row, question in test_set.rows},
+            )
+            for test_set, player in zip(self.sets, players, strict=True)
             if player
         }
 
@@ -124,7 +127,7 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
         requests = {request.key: request for request in plan.builder.requests(plan.sets)}
         with claim(out, resume=True):
             config = results_folder.settle(out, plan.config())
-            names = [each.benchmark.name for each in plan.sets]
+            names = [test_set.benchmark.name for test_set in plan.sets]
             files = {name: SampleFile(out / name / results_folder.SAMPLES) for name in names}
             done = _done(files, requests)
             earlier, others = _finished(out, files) if (out / results_folder.RESULTS).exists() else (_NOTHING, {})
@@ -184,10 +187,10 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> I
     while batch := list(islice(samples, _BATCH)):
         pairs = [
             (
-                Question(each["id"], each["question"], each["gold"], name),
-                Written(each["response"], opens_thought(each["prompt"])),
+                Question(old["id"], old["question"], old["gold"], name),
+                Written(old["response"], opens_thought(old["prompt"])),
             )
-            for each in batch
+            for old in batch
         ]
         fields = verdicts(verifier, pairs, verifier.grade_all(pairs), plain)
         for sample, graded_fields in zip(batch, fields, strict=True):
@@ -210,8 +213,10 @@ def _generate(
     try:
         description = {**engine.describe(), "reproducible": engine.reproducible}
         _begin_session(out, {"engine": description, **plan.provenance})
-        verifiers = {each.benchmark.name: each.benchmark.grader(plan.timeout, plan.workers) for each in plan.sets}
-        questions = {each.benchmark.name: dict(each.rows) for each in plan.sets}
+        verifiers = {
+            test_set.benchmark.name: test_set.benchmark.grader(plan.timeout, plan.workers) for test_set in plan.sets
+        }
+        questions = {test_set.benchmark.name: dict(test_set.rows) for test_set in plan.sets}
         times, finished, tokens = results_folder.Times(out), len(done), 0
         begin = logged = time.perf_counter()
         with closing(respond(engine, requests, done, tokenizer, plan.episodes())) as portions:
@@ -223,10 +228,10 @@ def _generate(
                     counts[name] = sum(response.tokens for response in responses)
                 times.add(counts)
                 finished, tokens = finished + len(portion), tokens + sum(counts.values())
-                time_now, left = time.perf_counter(), len(requests) - finished
-                if time_now - logged >= _LOG_EVERY or not left:
+                time_now, remaining = time.perf_counter(), len(requests) - finished
+                if time_now - logged >= _LOG_EVERY or not remaining:
                     logged, seconds = time_now, time_now - begin
-                    rest = duration(seconds / (finished - len(done)) * left)
+                    rest = duration(seconds / (finished - len(done)) * remaining)
                     log.info("%d/%d responses  %.0f tokens/s  %s left", finished, len(requests), tokens / seconds, rest)
     except EngineLost as error:
         raise EngineLost(f"{error}; {GO_ON}") from error
@@ -243,7 +248,7 @@ def _begin_session(out: Path, session: dict[str, Any]) -> None:
             f"{out}: its responses were computed in {before}, now it would be {dtype}; give --dtype {before}, or --out "
             "another folder"
         )
-    write_json(path, [*(each for each in sessions if each != session), session])
+    write_json(path, [*(earlier for earlier in sessions if earlier != session), session])
 
 
 def _finished(out: Path, but: Collection[str] = ()) -> tuple[results_folder.Results, dict[str, SampleFile]]:

@@ -115,8 +115,8 @@ class Benchmark:
     def grader(self, timeout: float, workers: int) -> Verifier:
         """The verifier. Responses that it cannot grade are counted and do not end the evaluation."""
         kind: Any = self.verifier
-        more: Any = {"function": self.function, "url": self.url}
-        return Verifier(kind, timeout=timeout, workers=workers, max_failed_share=1.0, **more)
+        options: Any = {"function": self.function, "url": self.url}
+        return Verifier(kind, timeout=timeout, workers=workers, max_failed_share=1.0, **options)
 
 
 class Definitions:
@@ -145,11 +145,11 @@ class Definitions:
         """Raises BenchmarkError with the nearest names."""
         if name not in self.suites:
             raise BenchmarkError(f"--suite: there is no suite {name!r}; {_nearest(name, self.suites)}")
-        return [self.benchmarks[each] for each in self.suites[name]]
+        return [self.benchmarks[member] for member in self.suites[name]]
 
     def group(self, name: str) -> list[str]:
         """The names of all benchmarks of a group."""
-        return [each.name for each in self.benchmarks.values() if each.group == name]
+        return [benchmark.name for benchmark in self.benchmarks.values() if benchmark.group == name]
 
     def _read(self, file: Path) -> None:
         try:
@@ -175,21 +175,21 @@ class Definitions:
                 raise BenchmarkError(f"{file}, block [{name}]: {error}") from error
 
     def _benchmark(self, name: str, block: dict[str, Any], file: Path, suites: Mapping[str, Any]) -> Benchmark:
-        own = file != DEFINITIONS
+        is_own = file != DEFINITIONS
         require(name not in self.benchmarks, f"{name} is defined already; give yours another name")
         named = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
         require(named, "a name has letters, digits, - and _ alone: a folder and metrics bear it")
-        _check_keys(block, Benchmark, without=("name", "folder", "own", "departures", "made"), more=_TASKS)
+        _check_keys(block, Benchmark, without=("name", "folder", "own", "departures", "made"), extra=_TASKS)
         public, files, tasks = block.get("public"), block.get("files", []), [task for task in _TASKS if task in block]
         if public is not None and public not in PUBLIC_SETS:
             raise ValueError(f"public = {public!r} is in no catalogue; {_nearest(public, PUBLIC_SETS)}")
-        tables = isinstance(files, list) and all(isinstance(each, dict) for each in files)
+        tables = isinstance(files, list) and all(isinstance(item, dict) for item in files)
         require(tables, f'files is a list of tables such as {{ name = "set.jsonl" }}, not {files!r}')
-        for each in files:
-            _check_keys(each, SetFile)
-            fixed = each.get("convert", "columns") not in ("columns", "boxed")
-            ignored = [key for key in ("question", "answer", "options") if fixed and key in each]
-            require(not ignored, f"convert = {each.get('convert')!r} ignores {' and '.join(ignored)}; leave one out")
+        for entry in files:
+            _check_keys(entry, SetFile)
+            fixed = entry.get("convert", "columns") not in ("columns", "boxed")
+            ignored = [key for key in ("question", "answer", "options") if fixed and key in entry]
+            require(not ignored, f"convert = {entry.get('convert')!r} ignores {' and '.join(ignored)}; leave one out")
         require(bool(public or files or tasks), f"no source; give files, public, {' or '.join(_TASKS)}")
         sources = [*tasks, *(key for key in ("public", "files") if tasks and block.get(key))]
         require(len(sources) < 2, f"{' and '.join(sources)} are two sources; give one of them")
@@ -205,18 +205,18 @@ class Definitions:
             block["environment"] = _environment(block["environment"], file.resolve().parent)
         if public and len(set(PUBLIC_SETS[public].rows)) == 1:
             block.setdefault("rows", PUBLIC_SETS[public].rows[0])
-        group = block.setdefault("group", "own" if own else "other")
-        projects = {each.group for each in self.benchmarks.values() if not each.own}
+        group = block.setdefault("group", "own" if is_own else "other")
+        projects = {benchmark.group for benchmark in self.benchmarks.values() if not benchmark.own}
         change = f"group {group!r} is the project's, and its mean would change; give a group of your own"
-        require(not own or group not in projects, change)
+        require(not is_own or group not in projects, change)
         require(
-            own or name in suites.get(group, [name]),
+            is_own or name in suites.get(group, [name]),
             f"group {group!r} is the mean of suite {group!r}, which does not list {name}; give another group, or list "
             "it there",
         )
         block["public"] = PUBLIC_SETS[public] if public else None
-        block["files"] = tuple(SetFile(**each) for each in files)
-        return Benchmark(name=name, folder=file.resolve().parent, own=own, **block)
+        block["files"] = tuple(SetFile(**item) for item in files)
+        return Benchmark(name=name, folder=file.resolve().parent, own=is_own, **block)
 
 
 @cache
@@ -245,12 +245,12 @@ def override(benchmark: Benchmark, **settings: Any) -> Benchmark:
     return replace(benchmark, **changes, departures=departures)
 
 
-def _check_keys(block: Mapping[str, Any], table: type, without: Sequence[str] = (), more: Iterable[str] = ()) -> None:
+def _check_keys(block: Mapping[str, Any], table: type, without: Sequence[str] = (), extra: Iterable[str] = ()) -> None:
     """Raises ValueError unless each key of a block is a field of the table and none is missing.
 
-    without: fields that are no keys; more: keys that are no fields
+    without: fields that are no keys; extra: keys that are no fields
     """
-    keys = [*(field.name for field in fields(table) if field.name not in without), *more]
+    keys = [*(field.name for field in fields(table) if field.name not in without), *extra]
     for key in block:
         if key not in keys:
             raise ValueError(f"there is no key {key!r}; {_nearest(key, keys)}")

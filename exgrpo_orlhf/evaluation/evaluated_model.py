@@ -191,8 +191,8 @@ class RequestBuilder:
     def requests(self, sets: Sequence[BenchmarkSet]) -> list[Request]:
         """Requests for all samples of all questions, in order. Raises ModelError if one exceeds the context."""
         requests: list[Request] = []
-        for each in sets:
-            requests += requests_of(each, partial(self._prompt, each.benchmark), self.seed, self._end)
+        for test_set in sets:
+            requests += requests_of(test_set, partial(self._prompt, test_set.benchmark), self.seed, self._end)
         if self.model.context is not None:
             self._check_room(requests, self.model.context)
         return requests
@@ -216,12 +216,12 @@ class RequestBuilder:
         return benchmark.instruction(self._silent)
 
     def describe(self) -> dict[str, Any]:
-        own = self.prompts.chat_template_kwargs
+        kwargs = self.prompts.chat_template_kwargs
         return {
             "name": self.prompts.template if self.encoder else "the server's",
             "system": self.prompts.system,
             "fingerprint": self.encoder.fingerprint() if self.encoder else None,
-            **({"chat_template_kwargs": own} if own else {}),
+            **({"chat_template_kwargs": kwargs} if kwargs else {}),
         }
 
     def _prompt(self, benchmark: Benchmark, row: int, question: Question) -> Prompt:

@@ -79,7 +79,7 @@ def _conflict(client: MlflowClient, run_id: str, step: int, scores: Mapping[str,
 
 def _values(client: MlflowClient, run_id: str, step: int, name: str) -> list[float]:
     """What a run has of a metric at a step."""
-    return [each.value for each in client.get_metric_history(run_id, name) if each.step == step]
+    return [point.value for point in client.get_metric_history(run_id, name) if point.step == step]
 
 
 def _training_run(client: MlflowClient, results: Mapping[str, Any]) -> str | None:

@@ -91,7 +91,7 @@ def bounds_text(bounds: tuple[float, float] | None) -> str:
 
 def score(results: Results, paper: Paper, column: str) -> Score:
     """An average has no interval if the results have no mean over just its columns."""
-    run, of = results["benchmarks"], paper.averages.get(column, [column])
+    run, columns = results["benchmarks"], paper.averages.get(column, [column])
     if column not in paper.averages:
         if column not in run:
             missing = results["not_run"].get(column)
@@ -99,14 +99,14 @@ def score(results: Results, paper: Paper, column: str) -> Score:
         average = run[column]["avg"]
         why = "; ".join(_departures(run[column], paper, column)) or None
         return average["value"], (average["low"], average["high"]), why
-    parts = {key: shortfall(run[key]) if key in run else "not run" for key in of}
+    parts = {key: shortfall(run[key]) if key in run else "not run" for key in columns}
     if lacking := [f"{paper.titles[key]}: {part}" for key, part in parts.items() if part]:
         return None, None, f"no average, because not all of it was run whole ({'; '.join(lacking)})"
-    groups = [group for group in results["means"]["groups"].values() if set(group["benchmarks"]) == set(of)]
+    groups = [group for group in results["means"]["groups"].values() if set(group["benchmarks"]) == set(columns)]
     bounds = (groups[0]["low"], groups[0]["high"]) if groups else None
-    other = [paper.titles[key] for key in of if _departures(run[key], paper, key)]
+    other = [paper.titles[key] for key in columns if _departures(run[key], paper, key)]
     why = f"holds {', '.join(other)}, not sampled as in the paper" if other else None
-    return sum(run[key]["avg"]["value"] for key in of) / len(of), bounds, why
+    return sum(run[key]["avg"]["value"] for key in columns) / len(columns), bounds, why
 
 
 def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[str]:

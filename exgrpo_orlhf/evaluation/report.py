@@ -95,11 +95,11 @@ def _heading(models: Models, title: str, name: str) -> str:
     return title if len(models) == 1 else f"{title}, {name}"
 
 
-def _remarks(models: Models, of: Callable[[Results], Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
+def _remarks(models: Models, remarks_of: Callable[[Results], Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
     """Pairs (about, text), each once, with the models it holds for unless it holds for all."""
     remarks: dict[tuple[str, str], list[str]] = {}
     for name, model in models:
-        for pair in of(model.results):
+        for pair in remarks_of(model.results):
             remarks.setdefault(pair, []).append(name)
     return [
         (about + ("" if len(names) == len(models) else f" ({', '.join(names)})"), text)

@@ -40,12 +40,12 @@ class Response:
         """tokenizer: of the token ids; player: of an episode"""
         in_thought = opens_thought(request.prompt, request.messages)
         if isinstance(rollout, ServedRollout):
-            own = Written(rollout.text, in_thought)
-            return cls(request, rollout.text, rollout.tokens, rollout.finish, own, rollout.prompt_tokens)
+            as_written = Written(rollout.text, in_thought)
+            return cls(request, rollout.text, rollout.tokens, rollout.finish, as_written, rollout.prompt_tokens)
         text = response_text(tokenizer, rollout.token_ids.tolist())
         prompt = lambda: (request.prompt, request.prompt_ids)
-        own = written(rollout, prompt, in_thought, tokenizer, player.environment if player else None)
-        return cls(request, text, rollout.length, rollout.finish, own, grade=rollout.grade)
+        as_written = written(rollout, prompt, in_thought, tokenizer, player.environment if player else None)
+        return cls(request, text, rollout.length, rollout.finish, as_written, grade=rollout.grade)
 
 
 # By benchmark: who plays its episodes, and its questions by row, as they are put to the model.
@@ -71,11 +71,13 @@ def respond(
             portions: Iterable[list[tuple[int, Any]]] = sampler.sample(part, finished)
         else:
             player, questions = episodes[name]
-            own, seeds = zip(*((questions[one.key[1]], one.seed_at(i)) for i, one in enumerate(part)), strict=True)
-            portions = sampler.episodes(player, own, seeds, part[0], finished)
+            asked, seeds = zip(
+                *((questions[request.key[1]], request.seed_at(i)) for i, request in enumerate(part)), strict=True
+            )
+            portions = sampler.episodes(player, asked, seeds, part[0], finished)
         try:
             for portion in portions:
-                rollouts = [(part[i], one if player else one[0]) for i, one in portion]
+                rollouts = [(part[i], result if player else result[0]) for i, result in portion]
                 yield [Response.of(request, rollout, tokenizer, player) for request, rollout in rollouts]
         except ArithmeticError as error:
             raise EngineLost(f"{error}; are the weights?") from error

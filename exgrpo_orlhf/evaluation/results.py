@@ -49,10 +49,10 @@ def summarise(
     benchmarks: dict[str, dict[str, Any]] = {}
     scores: dict[str, Array] = {}
     for benchmark, entry in facts.items():
-        own = None
+        judge = None
         if grader and entry["verifier"] in COMPARED:
-            own = replace(grader, kind=entry["verifier"], function=None, url=None, format=None, max_failed_share=1.0)
-        measures, scores[benchmark] = _measures(files[benchmark], _rng(benchmark), own)
+            judge = replace(grader, kind=entry["verifier"], function=None, url=None, format=None, max_failed_share=1.0)
+        measures, scores[benchmark] = _measures(files[benchmark], _rng(benchmark), judge)
         benchmarks[benchmark] = {**entry, **measures, "seconds": round(seconds.get(benchmark, 0.0), 1)}
     groups = {entry["group"]: entry["of_group"] for entry in facts.values()}
     counted = [name for name, entry in facts.items() if entry["in_mean"]] or list(facts)
@@ -67,8 +67,8 @@ def summarise(
             "macro": _mean(scores, counted, "macro"),
             "micro": {**_mean(scores, counted, "micro"), "questions": sum(len(scores[name]) for name in counted)},
             "groups": {
-                group: {**_mean(scores, [b for b in of if b in scores], "macro"), "of": list(of)}
-                for group, of in groups.items()
+                group: {**_mean(scores, [b for b in members if b in scores], "macro"), "of": list(members)}
+                for group, members in groups.items()
             },
         },
     }
@@ -86,7 +86,7 @@ def metrics(results: Mapping[str, Any], means: bool = True) -> dict[str, float]:
         values[average] = entry["avg"]["value"]
         values |= {bound_of(average, end): entry["avg"][end] for end in ("low", "high")}
         for kind in ("pass", "maj"):
-            values |= {f"{prefix}/{kind}_at_{k}": each["value"] for k, each in entry[kind].items() if k != "1"}
+            values |= {f"{prefix}/{kind}_at_{k}": estimate["value"] for k, estimate in entry[kind].items() if k != "1"}
         values |= {f"{prefix}/{rate}_rate": value for rate, value in entry["rates"].items()}
         values[f"{prefix}/response_tokens"] = entry["tokens"]["response_mean"]
         if entry["plain"]:
@@ -135,7 +135,7 @@ def _measures(file: SampleFile, rng: np.random.Generator, grader: Verifier | Non
     values = [score, *(pass_at_k(correct.sum(1), n, k) for k in ks), *(maj_at_k(keys, correct, k) for k in voting)]
     if plain is not None:
         values.append(plain.mean(axis=1))
-    average, *others = [asdict(each) for each in intervals(np.array(values), rng)]
+    average, *others = [asdict(estimate) for estimate in intervals(np.array(values), rng)]
     groups = [row[0]["group"] for row in rows]
     names = sorted({group for group in groups if group is not None})
     of_groups = {name: score[[group == name for group in groups]] for name in names if len(names) <= _MOST_GROUPS}
@@ -145,7 +145,7 @@ def _measures(file: SampleFile, rng: np.random.Generator, grader: Verifier | Non
         "maj": dict(zip(map(str, voting), others[len(ks) :], strict=False)),
         "rates": {rate: counts[rate] / len(samples) for rate in RATES},
         "lucky_guess_rate": sound.count(False) / len(sound) if sound else None,
-        "by_group": {name: {"questions": len(of), **asdict(interval(of, rng))} for name, of in of_groups.items()},
+        "by_group": {name: {"questions": len(part), **asdict(interval(part, rng))} for name, part in of_groups.items()},
         "plain": None if plain is None else {**others[-1], "disagreements": int((plain != correct).sum())},
         "tokens": {
             "prompt": sum(sample["prompt_tokens"] for sample in samples),
@@ -161,9 +161,9 @@ def at_k(n: int) -> list[int]:
     return sorted({*(1 << i for i in range(n.bit_length())), n})
 
 
-def _mean(scores: Mapping[str, Array], of: Sequence[str], kind: str) -> dict[str, Any]:
-    mean = mean_over([scores[benchmark] for benchmark in of], _rng(kind), micro=kind == "micro")
-    return {**asdict(mean), "benchmarks": list(of)}
+def _mean(scores: Mapping[str, Array], benchmarks: Sequence[str], kind: str) -> dict[str, Any]:
+    mean = mean_over([scores[benchmark] for benchmark in benchmarks], _rng(kind), micro=kind == "micro")
+    return {**asdict(mean), "benchmarks": list(benchmarks)}
 
 
 def _rng(name: str) -> np.random.Generator:

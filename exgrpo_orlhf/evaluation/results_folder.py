@@ -42,7 +42,7 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     differences = []
     if begun := with_samples(folder):  # not an attempt that ended before its first response
         earlier = read_config(folder)
-        before = {name: each for name, each in earlier["benchmarks"].items() if name in begun}
+        before = {name: entry for name, entry in earlier["benchmarks"].items() if name in begun}
         differences = _differences("", earlier["common"], config["common"])
         if earlier["common"]["model"] != config["common"]["model"]:
             differences.insert(0, f"the model: {earlier.get('model', 'unknown')} there, {config['model']} now")

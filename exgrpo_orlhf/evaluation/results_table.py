@@ -49,23 +49,25 @@ def of_questions(benchmark: dict[str, Any]) -> str:
 def missing(results: Results) -> str:
     """What an evaluation lacks: 'AMC 6/200 questions, GPQA-Diamond not run'; '' if all was run whole."""
     part = [
-        f"{each['title']} {of_questions(each)} questions" for each in results["benchmarks"].values() if shortfall(each)
+        f"{entry['title']} {of_questions(entry)} questions"
+        for entry in results["benchmarks"].values()
+        if shortfall(entry)
     ]
-    return ", ".join([*part, *(f"{each['title']} not run" for each in results["not_run"].values())])
+    return ", ".join([*part, *(f"{entry['title']} not run" for entry in results["not_run"].values())])
 
 
 def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
     """(name, estimate, the benchmarks in it, out of how many, and which of them in part) of every mean."""
     macro, micro = results["means"]["macro"], results["means"]["micro"]
     every = [*macro["benchmarks"], *results["not_run"]]
-    beside = [each["title"] for key, each in results["benchmarks"].items() if key not in every]
+    beside = [entry["title"] for key, entry in results["benchmarks"].items() if key not in every]
     outside = f"; not in it: {', '.join(beside)}" if beside else ""
     same = f"{micro['questions']:,} questions; over the same {len(micro['benchmarks'])} of {len(every)}"
     rows = [
         ("macro mean", macro, f"every benchmark counts the same; over {_over(results, macro, every)}{outside}"),
         ("micro mean", micro, f"every question counts the same, {same}"),
     ]
-    titles = {key: each["title"] for key, each in (*results["benchmarks"].items(), *results["not_run"].items())}
+    titles = {key: entry["title"] for key, entry in (*results["benchmarks"].items(), *results["not_run"].items())}
     for name, mean in results["means"]["groups"].items():
         missing = [titles.get(key, key) for key in mean["of"] if key not in mean["benchmarks"]]
         without = f"; without {', '.join(missing)}" if missing else ""
@@ -73,12 +75,12 @@ def means(results: Results) -> list[tuple[str, dict[str, Any], str]]:
     return rows
 
 
-def _over(results: Results, mean: dict[str, Any], of: Sequence[str]) -> str:
+def _over(results: Results, mean: dict[str, Any], names: Sequence[str]) -> str:
     titles = []
     for benchmark in map(results["benchmarks"].__getitem__, mean["benchmarks"]):
         part = "" if shortfall(benchmark) is None else f" (in part: {of_questions(benchmark)})"
         titles.append(benchmark["title"] + part)
-    return f"{len(titles)} of {len(of)}: {', '.join(titles)}"
+    return f"{len(titles)} of {len(names)}: {', '.join(titles)}"
 
 
 def notes(results: Results) -> list[tuple[str, str]]:

@@ -23,21 +23,21 @@ COMPARED = ("math", "math_verify")  # verifiers whose equality is more than that
 def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:
     """Check, before anything is generated, that every reference answer can be graded against, and every environment
     loaded. Raises BenchmarkError."""
-    for each in sets:
-        if environment := each.benchmark.environment:
+    for test_set in sets:
+        if environment := test_set.benchmark.environment:
             try:
                 environment.check_file()
             except NotLoaded as error:
-                raise BenchmarkError(f"benchmark {each.benchmark.name!r}: {error}") from error
+                raise BenchmarkError(f"benchmark {test_set.benchmark.name!r}: {error}") from error
             if environment.reward == "environment":
                 continue
-        verifier = each.benchmark.grader(timeout, workers)
-        where = f"benchmark {each.benchmark.name!r}, verifier {verifier.kind!r}"
+        verifier = test_set.benchmark.grader(timeout, workers)
+        where = f"benchmark {test_set.benchmark.name!r}, verifier {verifier.kind!r}"
         try:
-            grades = verifier.grade_all([(question, "") for _, question in each.rows])
+            grades = verifier.grade_all([(question, "") for _, question in test_set.rows])
         except (ValueError, GradingError) as error:
             raise BenchmarkError(f"{where}: {error}") from error
-        for (row, question), grade in zip(each.rows, grades, strict=True):
+        for (row, question), grade in zip(test_set.rows, grades, strict=True):
             if grade.verdict == "error":
                 raise BenchmarkError(f"{where}: row {row} has no answer of that kind: {question.answer!r:.80}")
 
@@ -61,10 +61,10 @@ def graded(
     verifier: Verifier, responses: Sequence[Response], questions: Mapping[int, Question], plain: bool, step: int = 0
 ) -> list[Sample]:
     """The samples of responses to one benchmark. questions: by row; step: made by the run that evaluates"""
-    pairs = [(questions[one.request.key[1]], one.written) for one in responses]
-    ungraded = [pair for pair, one in zip(pairs, responses, strict=True) if one.grade is None]
-    left = iter(verifier.grade_all(ungraded, (step, 0)))
-    grades = [one.grade or next(left) for one in responses]
+    pairs = [(questions[item.request.key[1]], item.written) for item in responses]
+    ungraded = [pair for pair, item in zip(pairs, responses, strict=True) if item.grade is None]
+    new_grades = iter(verifier.grade_all(ungraded, (step, 0)))
+    grades = [item.grade or next(new_grades) for item in responses]
     verifier.check_failed(grades)
     samples = []
     fields = verdicts(verifier, pairs, grades, plain)
@@ -102,14 +102,14 @@ def votes(answers: Sequence[Sequence[str | None]], grader: Verifier | None) -> l
     texts = [{k: t for k, t in zip(*row, strict=True) if k and t} for row in zip(keys, answers, strict=True)]
     while any(texts):  # the first answer left to each question, against all others left
         pairs, places = [], []
-        for group, left in zip(groups, texts, strict=True):
-            if left:
-                first = next(iter(left))
-                gold = Question.make("votes", "", left.pop(first))
-                pairs += [(gold, f"\\boxed{{{text}}}") for text in left.values()]
-                places += [(group, left, key, first) for key in left]
-        for (group, left, key, first), grade in zip(places, grader.grade_all(pairs), strict=True):
+        for group, remaining in zip(groups, texts, strict=True):
+            if remaining:
+                first = next(iter(remaining))
+                gold = Question.make("votes", "", remaining.pop(first))
+                pairs += [(gold, f"\\boxed{{{text}}}") for text in remaining.values()]
+                places += [(group, remaining, key, first) for key in remaining]
+        for (group, remaining, key, first), grade in zip(places, grader.grade_all(pairs), strict=True):
             if grade.correct:
                 group[key] = first
-                del left[key]
+                del remaining[key]
     return [[key and group.get(key, key) for key in row] for row, group in zip(keys, groups, strict=True)]

@@ -98,8 +98,8 @@ class SampleFile(JsonLines):
         done: set[tuple[int, int]] = set()
         for number, (row, sample, *_) in enumerate(self.keys, 1):
             if (row, sample) in done:
-                there = f"row {row}, sample {sample} is there already; remove one of them"
-                raise ValueError(f"{self.path}, line {number}: {there}")
+                duplicate = f"row {row}, sample {sample} is there already; remove one of them"
+                raise ValueError(f"{self.path}, line {number}: {duplicate}")
             done.add((row, sample))
 
     def _key(self, row: Any) -> Line:
@@ -108,8 +108,8 @@ class SampleFile(JsonLines):
             raise ValueError("its fields are not those of a sample")
         if unknown := {row["verdict"], row["plain"]} - {*VERDICTS, None}:
             raise ValueError(f"verdicts are {', '.join(VERDICTS)}, not {unknown.pop()!r}")
-        what = row["verdict"], row["plain"], row["finish"] == "length", row["response_tokens"]
-        return Line(row["row"], row["sample"], *what, prompt_hash(row["seed"], row["prompt"]))
+        outcome = row["verdict"], row["plain"], row["finish"] == "length", row["response_tokens"]
+        return Line(row["row"], row["sample"], *outcome, prompt_hash(row["seed"], row["prompt"]))
 
     def append(self, samples: Sequence[Sample]) -> None:
         """Write whole lines, after removing a torn one of a killed process. Raises as `add`."""

@@ -129,10 +129,10 @@ def _prepared_name(benchmark: Benchmark) -> str:
 
 def _local_file(benchmark: Benchmark, folders: Sequence[Path]) -> tuple[Path, SetFile] | None:
     name = _prepared_name(benchmark)
-    own = any(file.name == name for file in benchmark.files)
-    files = benchmark.files if own else (SetFile(name, _PREPARED), *benchmark.files)
+    listed = any(file.name == name for file in benchmark.files)
+    files = benchmark.files if listed else (SetFile(name, _PREPARED), *benchmark.files)
     paths = ((folder / file.name, file) for folder in folders for file in files)
-    return next((each for each in paths if each[0].is_file()), None)
+    return next((candidate for candidate in paths if candidate[0].is_file()), None)
 
 
 def _from_file(benchmark: Benchmark, path: Path, file: SetFile, notes: list[str]) -> list[tuple[int, Question]]:

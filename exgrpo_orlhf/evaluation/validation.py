@@ -56,7 +56,9 @@ class Validation:
         """
         self._level = level = _level(questions)
         self.settings = settings
-        self.questions = [grouped(each, level) if level and _has(each, level) else each for each in questions]
+        self.questions = [
+            grouped(question, level) if level and _has(question, level) else question for question in questions
+        ]
         self._verifier, self._run, self._seed, self._record = verifier, run, seed, {**record, "seed": seed}
         sampling = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": max_tokens}
         decides = verifier.deciding
@@ -82,7 +84,9 @@ class Validation:
         """
         settings, rows = self.settings, dict(self._set.rows)
         requests = list(requests_of(self._set, lambda _, question: render_prompt(prompts, question), self._seed))
-        seeds = [[one.seed_at(0) for one in each] for _, each in groupby(requests, lambda request: request.key[1])]
+        seeds = [
+            [request.seed_at(0) for request in same] for _, same in groupby(requests, lambda request: request.key[1])
+        ]
         rollouts = generate(self.questions, seeds, settings.temperature, settings.top_p)
         responses = [
             Response(
@@ -139,7 +143,7 @@ def check_metric(name: str | None, settings: Evaluation, questions: Sequence[Que
     """Raises ValueError if the evaluation of these questions has no metric of this name (train.best_metric)."""
     names = metric_names(settings, questions)
     if name is not None and questions and name not in names:
-        nearest = "".join(f"; nearest: {each}" for each in difflib.get_close_matches(name, names, 1))
+        nearest = "".join(f"; nearest: {other}" for other in difflib.get_close_matches(name, names, 1))
         raise ValueError(
             f"train.best_metric = {name!r} is not measured by this evaluation{nearest}; measured are {', '.join(names)}"
         )

@@ -107,7 +107,7 @@ def read(
     history.measured = [float(rate) if isinstance(rate, int | float) else None for rate in found]
     logged = [(q, row) for q, of_question in history.logged.items() for row in of_question]
     room, history.logged = LOGGED, {}
-    for q, row in sorted(logged, key=lambda of: -of[1]["step"]):  # the newest, as many as fit
+    for q, row in sorted(logged, key=lambda pair: -pair[1]["step"]):  # the newest, as many as fit
         room -= len(row["prompt"]) + sum(20 * len(response["text"]) for response in row["responses"])
         if room < 0:
             break
@@ -130,9 +130,9 @@ def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) ->
     history.spreads.append([spread for spread in table.get("spread", ()) if spread is not None])
     nothing = {**dict.fromkeys(COUNTS, 0), "replay": -1}
 
-    def add(question_id: str, kind: str, **more: int) -> None:
-        what = {"q": number(question_id), "step": step, "kind": KINDS.index(kind)}
-        for name, value in {**what, **nothing, **more}.items():
+    def add(question_id: str, kind: str, **fields: int) -> None:
+        event = {"q": number(question_id), "step": step, "kind": KINDS.index(kind)}
+        for name, value in {**event, **nothing, **fields}.items():
             events[name].append(value)
 
     for question_id in row["returned"]:

@@ -80,7 +80,7 @@ def responses(run: Path, questions: Iterable[Question]) -> list[Response]:
     for row in logs.decisions.rows():
         table = row["questions"]
         columns = (table.get(name, ()) for name in ("id", "correct", "graded"))
-        accuracies |= {(row["step"], q): Fraction(right, of) for q, right, of in zip(*columns, strict=True) if of}
+        accuracies |= {(row["step"], q): Fraction(right, n) for q, right, n in zip(*columns, strict=True) if n}
     fresh = [
         Response(
             kind="fresh",
@@ -204,13 +204,13 @@ def kept(run: Path, sampling: DynamicSampling, steps_per_batch: int) -> Table:
     for row in DecisionLog(run).decisions.rows():
         table = row["questions"]
         groups = zip(table.get("as", ()), table.get("correct", ()), table.get("graded", ()), strict=True)
-        in_batch = [(right, of) for kind, right, of in groups if kind != "left_out"]
-        inside = [sampling.in_range([1.0] * right + [0.0] * (of - right)) for right, of in in_batch]
+        in_batch = [(right, total) for kind, right, total in groups if kind != "left_out"]
+        inside = [sampling.in_range([1.0] * right + [0.0] * (total - right)) for right, total in in_batch]
         counts.append((len(in_batch), sum(inside)))
     if not counts:
         raise ValueError(f"{run / 'decisions.jsonl'}: no such log, or an empty one; is this a run's folder?")
-    batch, left = np.array(counts).T / steps_per_batch
-    return [{"steps": len(counts), "questions": batch.mean(), **_spread("kept", left), "least": left.min()}]
+    batch, remaining = np.array(counts).T / steps_per_batch
+    return [{"steps": len(counts), "questions": batch.mean(), **_spread("kept", remaining), "least": remaining.min()}]
 
 
 # -- the judge --------------------------------------------------------------------------------------------------------

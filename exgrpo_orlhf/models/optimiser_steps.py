@@ -48,7 +48,7 @@ def optimiser_steps(
         schedule.step()
         now = time.monotonic()
         if now - printed > PRINT_EVERY:
-            left = (now - began) / number * (last - number)
-            print(f"{what}: step {number} of {last}, loss {loss:.3f}, {duration(left)} left", file=sys.stderr)
+            seconds = (now - began) / number * (last - number)
+            print(f"{what}: step {number} of {last}, loss {loss:.3f}, {duration(seconds)} left", file=sys.stderr)
             printed = now
         yield number, {"loss": loss, "learning_rate": rate, "grad_norm": norm}

@@ -179,8 +179,8 @@ class SupervisedModel:
         # What the base is, not where it lies: its files' hashes; of a hub's model the commit.
         start: Any = [str(base), getattr(config, "_commit_hash", None)]
         if Path(base).is_dir():
-            own = [path for path in Path(base).iterdir() if path.is_file() and path.name[0] != "."]
-            start = sorted((path.name, files.sha256(path)) for path in own if path.name not in (CURVE, manifest.NAME))
+            shown = [path for path in Path(base).iterdir() if path.is_file() and path.name[0] != "."]
+            start = sorted((path.name, files.sha256(path)) for path in shown if path.name not in (CURVE, manifest.NAME))
         identity = [FORMAT, start, shaping, prompts.fingerprint(), texts]
         return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
 
@@ -233,5 +233,5 @@ def encode(examples: Sequence[Example], prompts: PromptEncoder, max_response_tok
     return rows
 
 
-def _print(what: str) -> None:
-    print(f"supervised start: {what}", file=sys.stderr, flush=True)
+def _print(message: str) -> None:
+    print(f"supervised start: {message}", file=sys.stderr, flush=True)

@@ -143,8 +143,8 @@ class WarmedUpModel(ABC):
             loss.backward()
             return loss.item()
 
-        what = f"warming up the {self.task} model"
-        deque(optimiser_steps(gradient, optimiser, schedule, last=self.steps, max_grad_norm=1.0, what=what), maxlen=0)
+        label = f"warming up the {self.task} model"
+        deque(optimiser_steps(gradient, optimiser, schedule, last=self.steps, max_grad_norm=1.0, what=label), maxlen=0)
         model.eval()
         return model
 

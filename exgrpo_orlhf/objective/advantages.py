@@ -83,7 +83,7 @@ class GroupAdvantages:
         group is 0, and subtracting its rounding would give groups without a signal one.
         """
         present = ~np.isnan(rewards)
-        each = [self(np.nan_to_num(r), ok) for r, ok in zip(rewards, present, strict=True)]
-        total = torch.stack([w * a for w, a in zip(weights, each, strict=True)]).sum(0)
+        advantages = [self(np.nan_to_num(r), ok) for r, ok in zip(rewards, present, strict=True)]
+        total = torch.stack([w * a for w, a in zip(weights, advantages, strict=True)]).sum(0)
         rows = total[torch.as_tensor(present.any(0))]
         return total / (rows.std() + STD_EPSILON) if len(rows) > 1 else total

@@ -43,7 +43,7 @@ def use_onednn(model: nn.Module) -> None:
 
 
 def large_layers(model: nn.Module) -> list[nn.Linear]:
-    return [each for each in model.modules() if type(each) is nn.Linear and each.weight.numel() >= LARGE]
+    return [layer for layer in model.modules() if type(layer) is nn.Linear and layer.weight.numel() >= LARGE]
 
 
 def _linear(layer: nn.Linear, rows: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ def token_stats(
     fused = compiled(hidden.device.type) if len(targets) * len(weight) > chunk_elements else None
     # Narrower blocks than H would spend their time reading and writing the hidden states' gradient.
     width = COLUMNS if fused else max(hidden.shape[1], chunk_elements // max(1, len(targets)))
-    how = temperature, min(len(weight), width), fused
-    logprobs, entropies = _TokenStats.apply(hidden, weight, bias, targets, *how)  # type: ignore[no-untyped-call]
+    options = temperature, min(len(weight), width), fused
+    logprobs, entropies = _TokenStats.apply(hidden, weight, bias, targets, *options)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
@@ -136,9 +136,9 @@ class _TokenStats(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *how: Any
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *options: Any
     ) -> tuple[Tensor, Tensor]:
-        ctx.temperature, ctx.width, ctx.fused = temperature, width, fused = how
+        ctx.temperature, ctx.width, ctx.fused = temperature, width, fused = options
         chosen = torch.zeros(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         parts = []  # of each block what `block_sums` returns
         for block, z, rooms in _logits(hidden, weight, bias, width, 0 if fused else 2):
@@ -180,11 +180,11 @@ class _TokenStats(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if need_weight else None
         grad_bias = torch.empty_like(bias) if need_bias else None
         scale = torch.zeros_like(total) if grad_logprobs is None else grad_logprobs / ctx.temperature
-        more = () if grad_entropies is None else (grad_entropies, total, entropies)
-        buffers = 0 if ctx.fused else 1 + 2 * bool(more)
+        of_entropies = () if grad_entropies is None else (grad_entropies, total, entropies)
+        buffers = 0 if ctx.fused else 1 + 2 * bool(of_entropies)
         for block, z, rooms in _logits(hidden, weight, bias, ctx.width, buffers):
             if ctx.fused:
-                grad_z = ctx.fused[1](z, targets - block.start, scale, tempered, ctx.temperature, *more)
+                grad_z = ctx.fused[1](z, targets - block.start, scale, tempered, ctx.temperature, *of_entropies)
             else:
                 if grad_entropies is not None:
                     # ∂H/∂z_j = −p_j (log p_j + H)

@@ -92,7 +92,7 @@ def after_hashes(row: Row) -> tuple[str, str]:
 def own_system(row: Row) -> list[Any]:
     """The system message of a row in verl's layout, in a list; [] if there is none."""
     messages = row.get("prompt")
-    return [each for each in messages[:1] if each["role"] == "system"] if isinstance(messages, list) else []
+    return [message for message in messages[:1] if message["role"] == "system"] if isinstance(messages, list) else []
 
 
 @_reads("prompt", "reward_model")

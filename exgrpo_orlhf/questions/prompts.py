@@ -92,8 +92,8 @@ class PromptEncoder:
         """
         if settings.chat_template_from is not None:
             take_chat_template(settings.chat_template_from, tokenizer)
-        own = settings.template not in TEMPLATES
-        template = Template({}) if own else TEMPLATES[settings.template]
+        is_text = settings.template not in TEMPLATES
+        template = Template({}) if is_text else TEMPLATES[settings.template]
         self._chat = tokenizer.chat_template if template.chat else None
         self._kwargs: dict[str, Any] = dict(settings.chat_template_kwargs or {})
         if not self._chat and (template.turns is None or self._kwargs):
@@ -111,7 +111,7 @@ class PromptEncoder:
         self._observed: set[str] = set()  # questions with such an observation
         self._special = SpecialTokens(tokenizer)
         # The parts of the user's own text between its special tokens, and these.
-        self._parts = re.split(f"({self._special.pattern.pattern})", settings.template) if own else []
+        self._parts = re.split(f"({self._special.pattern.pattern})", settings.template) if is_text else []
         # A text with special tokens has all of them, including the beginning-of-text token: encoding must add none.
         self._adds = not (self._chat or template.tokens or len(self._parts) > 1)
         text, ids = self.render(_PROBE), self.token_ids(_PROBE)
@@ -123,7 +123,7 @@ class PromptEncoder:
             )
         # The <think> that ends the prompt, with the white space behind it; '' if there is none.
         self._opened = "".join(re.findall(r"<think>\s*\Z", text))
-        if not own and settings.chat_template_from is None:
+        if not is_text and settings.chat_template_from is None:
             return
         decoded = str(tokenizer.decode(ids))
         if "".join(text.split()) not in "".join(decoded.split()):  # decoding may set other spaces
@@ -159,13 +159,13 @@ class PromptEncoder:
         prompt = repr(self.tokenizer.decode(self.encode(questions[0])))
         prompt = prompt if len(prompt) <= 1000 else f"{prompt[:500]} … {prompt[-500:]}"
         log.info("a prompt of training, template %.40r: %s", self.settings.template, prompt)
-        first = [self.turns(each) for each in (questions[0], *validation[:1])]
+        first = [self.turns(question) for question in (questions[0], *validation[:1])]
         around = [self.render(Question.make("", (*turns[:-1], (turns[-1][0], "…")), "1")) for turns in first]
         if around[0] != around[-1]:
             log.warning("prompts of validation differ from those of training around the question: %.999r", around[-1])
-        systems = {each.prompt[0][1] if each.prompt[0][0] == "system" else None: None for each in questions}
-        own = {} if self.settings.template in TEMPLATES else {"template": self.settings.template}
-        return {**own, "row_systems": [*systems][:2]} if any(systems) and self.settings.system is None else own
+        systems = {question.prompt[0][1] if question.prompt[0][0] == "system" else None: None for question in questions}
+        record = {} if self.settings.template in TEMPLATES else {"template": self.settings.template}
+        return {**record, "row_systems": [*systems][:2]} if any(systems) and self.settings.system is None else record
 
     def check_prompts(self, questions: Sequence[Question]) -> None:
         """Encode all questions, so that a prompt that cannot be used stops the run before it starts.
@@ -178,11 +178,11 @@ class PromptEncoder:
             try:
                 self.encode(question)
             except ValueError as error:
-                limit, lengths = self.settings.max_tokens, [len(self.token_ids(each)) for each in questions[i:]]
+                limit, lengths = self.settings.max_tokens, [len(self.token_ids(other)) for other in questions[i:]]
                 if lengths[0] <= limit:
                     raise
                 raise ValueError(
-                    f"{sum(each > limit for each in lengths)} of {len(questions)} prompts are too long, up to "
+                    f"{sum(length > limit for length in lengths)} of {len(questions)} prompts are too long, up to "
                     f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out; it needs "
                     f"LengthFilter.questions, .model and .prompts): {error}"
                 ) from error
@@ -295,11 +295,11 @@ class PromptEncoder:
         messages = [{"role": role, "content": content} for role, content in turns]
         ending: Any = {"continue_final_message" if turns[-1][0] == "assistant" else "add_generation_prompt": True}
         where = f"{_name(question)}: the chat template of {self.tokenizer.name_or_path}"
-        own = taken(self._kwargs, question.meta.get("chat_template_kwargs"), self.tokenizer, where)
+        kwargs = taken(self._kwargs, question.meta.get("chat_template_kwargs"), self.tokenizer, where)
         system = ["".join(content.split()) for role, content in turns if role == "system"]
         remedy = "; Prompts.system = '' leaves the system message out" if system else ""
         try:
-            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **ending, **own))
+            text = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **ending, **kwargs))
         except Exception as error:  # a template is a program, which can fail in any way
             raise ValueError(f"{where} fails: {first_line(error)}{remedy}") from error
         if any(content not in "".join(text.split()) for content in system):
@@ -330,11 +330,11 @@ class PromptEncoder:
     def turns(self, question: Question) -> list[Message]:
         """The question's messages, with the system message that the settings ask for."""
         turns = _messages(question)
-        own = turns[0][0] == "system"
+        has_system = turns[0][0] == "system"
         if self.settings.system is not None:
-            system, turns = self.settings.system, turns[own:]
+            system, turns = self.settings.system, turns[has_system:]
             return [("system", system), *turns] if system else turns
-        return turns if own or self._template.system is None else [("system", self._template.system), *turns]
+        return turns if has_system or self._template.system is None else [("system", self._template.system), *turns]
 
 
 def opens_thought(prompt: str, turns: Sequence[Message] = ()) -> bool:

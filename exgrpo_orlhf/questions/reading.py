@@ -171,7 +171,7 @@ class QuestionRecords:
                 "train on (questions that differ in typesetting alone do not count)"
             )
         apart = {*alone[: self.held_out]}
-        return [one for one in questions.values() if (one.id in apart) == (self.part == "validation")]
+        return [kept for kept in questions.values() if (kept.id in apart) == (self.part == "validation")]
 
     def _question(self, record: Mapping[str, Any], row: int, where: str, own_name: str, layout: Layout) -> Question:
         prompt = read_prompt(record, where, f"{self._owner}.prompt", layout[0])

@@ -80,10 +80,10 @@ def taken(common: Mapping[str, Any], own: Any, tokenizer: Any, where: str) -> di
 def take_chat_template(source: str, tokenizer: Any) -> None:
     """Give a tokenizer the chat template of another one (folder or hub id), or a template's text. Raises ValueError."""
     binding, probe = f"Prompts.chat_template_from = {source!r:.200}", "What is 1 + 1?"
-    user, own = {"role": "user", "content": probe}, "{" in source  # the text of a file
+    user, is_text = {"role": "user", "content": probe}, "{" in source  # the text of a file
     try:
-        other = tokenizer if own else tokenizer_file.load(source)
-        template = source if own else other.chat_template
+        other = tokenizer if is_text else tokenizer_file.load(source)
+        template = source if is_text else other.chat_template
         write = partial(other.apply_chat_template, chat_template=template, tokenize=False)
         text = str(write([user], add_generation_prompt=True))
         with suppress(TemplateError):  # it takes no system message
@@ -92,7 +92,7 @@ def take_chat_template(source: str, tokenizer: Any) -> None:
         raise ValueError(f"{binding}: no chat template from there ({' '.join(str(error).split()):.300})") from error
     if probe not in text:
         raise ValueError(f"{binding}: it leaves the question out")
-    vocabulary, marks = tokenizer.get_vocab(), re.findall(r"<\|.+?\|>", text) if own else other.get_added_vocab()
+    vocabulary, marks = tokenizer.get_vocab(), re.findall(r"<\|.+?\|>", text) if is_text else other.get_added_vocab()
     if missing := [token for token in dict.fromkeys(marks) if token in text and token not in vocabulary]:
         raise ValueError(
             f"{binding}: its chat template writes {' and '.join(missing)}, which the tokenizer of "

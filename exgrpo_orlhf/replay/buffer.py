@@ -104,7 +104,7 @@ class ReplayBuffer:
         stored."""
         sizes = dict.fromkeys(LEVELS, 0)
         if self.by_spread:
-            return sizes | Counter(buckets.level(one.accuracy) for one in self.records.values() if one.stored)
+            return sizes | Counter(buckets.level(record.accuracy) for record in self.records.values() if record.stored)
         buckets = buckets.adapted(self.candidates)
         for accuracy, members in self.candidates.items():
             sizes[buckets.level(accuracy)] += len(members)
@@ -262,8 +262,8 @@ class ReplayBuffer:
             raise ValueError("only an empty buffer can be restored")
         self.records.update(records)
         self.retired.update(retired)
-        for question_id, one in sorted(stored, key=lambda pair: pair[1].sequence):
-            self._add(question_id, self.records[question_id], one, enter=False)
+        for question_id, entry in sorted(stored, key=lambda pair: pair[1].sequence):
+            self._add(question_id, self.records[question_id], entry, enter=False)
         for question_id, record in self.records.items():
             self._enter_bucket(question_id, record)
             self._cap_question(question_id)  # the snapshot may be another run's, with other limits
@@ -283,7 +283,7 @@ class ReplayBuffer:
         """Forget a stored trajectory by its key. Raises KeyError for a question without a record, StopIteration for a
         trajectory that is not stored."""
         stored = self.records[question_id].stored
-        self._evict(question_id, next(i for i, one in enumerate(stored) if one.key == key))
+        self._evict(question_id, next(i for i, entry in enumerate(stored) if entry.key == key))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class BySpread:
         return group.spread == 0
 
     def worth_replaying(self, stored: Sequence[Trajectory], group: RolloutGroup) -> list[bool]:
-        return [less_rounding(one.reward) > group.mean_reward for one in stored]
+        return [less_rounding(trajectory.reward) > group.mean_reward for trajectory in stored]
 
 
 def spread_levels(spreads: Mapping[str, float], group_size: int) -> dict[str, Fraction | None]:

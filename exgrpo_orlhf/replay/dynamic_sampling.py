@@ -50,9 +50,9 @@ class SelectedBatch:
         for name, value in (pair for grade in gradable for pair in grade.logs):
             logs.setdefault(f"reward_log/{name}", []).append(value)
         metrics |= {name: mean(values) for name, values in logs.items()}
-        own = [[dict(rollout.parts) for rollout in completed.group.rollouts] for completed in self.all_groups]
-        for name in dict.fromkeys(name for group in own for parts in group for name in parts):
-            groups = [[parts[name] for parts in group if name in parts] for group in own]
+        part_rewards = [[dict(rollout.parts) for rollout in completed.group.rollouts] for completed in self.all_groups]
+        for name in dict.fromkeys(name for group in part_rewards for parts in group for name in parts):
+            groups = [[parts[name] for parts in group if name in parts] for group in part_rewards]
             metrics[f"reward_part/{name}"] = mean([reward for group in groups for reward in group])
             metrics[f"reward_part/{name}_groups_with_signal"] = mean([not are_equal(group) for group in groups])
         if self.rounds is not None:
@@ -110,9 +110,9 @@ class DynamicSampling:
         """
         if rounds > self.max_rounds:
             return None
-        missing = plan.questions - sum(self._rank(one) == 0 for one in groups)
+        missing = plan.questions - sum(self._rank(completed) == 0 for completed in groups)
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
-        drawn = fresh.draw(missing, {one.group.question.id for one in groups}, retired, plan.step)
+        drawn = fresh.draw(missing, {completed.group.question.id for completed in groups}, retired, plan.step)
         return Plan(plan.step, drawn, [], {}, rounds) if drawn else None
 
     def select(self, plan: Plan, groups: list[CompletedGroup], rounds: int) -> SelectedBatch:
@@ -120,12 +120,12 @@ class DynamicSampling:
         counted = rounds if self.max_rounds else None
         if len(groups) == plan.questions:
             return SelectedBatch(plan, groups, groups, counted)
-        best = {one.group.question.id for one in sorted(groups, key=self._rank)[: plan.questions]}
-        batch = [one for one in groups if one.group.question.id in best]
+        best = {completed.group.question.id for completed in sorted(groups, key=self._rank)[: plan.questions]}
+        batch = [completed for completed in groups if completed.group.question.id in best]
         of_batch = replace(
             plan,
-            fresh=[one.group.question for one in batch if not one.group.planned_replay],
-            replayed=[one.group.question for one in batch if one.group.planned_replay],
+            fresh=[completed.group.question for completed in batch if not completed.group.planned_replay],
+            replayed=[completed.group.question for completed in batch if completed.group.planned_replay],
         )
         return SelectedBatch(of_batch, batch, groups, counted)
 

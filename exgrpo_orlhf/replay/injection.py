@@ -71,5 +71,5 @@ class Injection:
         """Of a batch's groups, where it is left to their rollouts which of them get a stored trajectory."""
         if self.late is None and not self.unless_solved:
             return {}
-        stored = [self.stored_for(one, chosen) for one in groups if self.unless_solved or not one.planned_replay]
-        return {"replay/injected": float(sum(one is not None for one in stored))}
+        stored = [self.stored_for(group, chosen) for group in groups if self.unless_solved or not group.planned_replay]
+        return {"replay/injected": float(sum(trajectory is not None for trajectory in stored))}

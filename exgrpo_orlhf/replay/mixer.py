@@ -137,7 +137,7 @@ class ReplayMixer:
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
         fresh_questions = revisited + fresh.draw(fresh_count - len(revisited), batch_ids, retired, step)
         if fills_batch and (missing := fresh_count - len(fresh_questions)):
-            fresh_questions += fresh.draw(missing, batch_ids | {each.id for each in fresh_questions}, (), step)
+            fresh_questions += fresh.draw(missing, batch_ids | {question.id for question in fresh_questions}, (), step)
         stored = {question: buffer.trajectories(question.id) for question in replayed}
         return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.injection.rollouts_per_replayed)
 
@@ -156,14 +156,14 @@ class ReplayMixer:
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
         parts = np.full((len(weights), *rewards.shape), np.nan)
         for g, (_, members) in enumerate(groups):
-            for i, one in enumerate(members):
-                if one.reward is not None:
-                    rewards[g, i], gradable[g, i] = one.reward + penalty(one.length), True
-                    parts[:, g, i] = [dict(one.parts).get(name, np.nan) for name in weights]
+            for i, response in enumerate(members):
+                if response.reward is not None:
+                    rewards[g, i], gradable[g, i] = response.reward + penalty(response.length), True
+                    parts[:, g, i] = [dict(response.parts).get(name, np.nan) for name in weights]
         of_several: Any = getattr(advantages, "of_several", None)
         values = of_several(parts, [*weights.values()]) if weights else advantages(rewards, gradable)
         rows = [
-            [Row(group.question, one, float(values[g, i]), bool(gradable[g, i])) for i, one in enumerate(members)]
+            [Row(group.question, member, float(values[g, i]), bool(gradable[g, i])) for i, member in enumerate(members)]
             for g, (group, members) in enumerate(groups)
         ]
         return MixedBatch([group for group, _ in groups], rows, self.group_size)

@@ -64,35 +64,38 @@ class TrajectorySelector:
         machine. Raises ValueError unless each trajectory of a question that needs scores has one finite score.
         """
         chosen = {}
-        for question, own in stored.items():
-            require(len(own) > 0, f"question {question.id} has no stored trajectory to choose from")
-            if len(own) == 1:
-                chosen[question.id] = own[0]
+        for question, options in stored.items():
+            require(len(options) > 0, f"question {question.id} has no stored trajectory to choose from")
+            if len(options) == 1:
+                chosen[question.id] = options[0]
             elif self.by == "random":
-                chosen[question.id] = own[int(rng.integers(len(own)))]
+                chosen[question.id] = options[int(rng.integers(len(options)))]
             else:
-                values = self._scores(own, scores.get(question, ()), accuracies.get(question.id, 1.0), step)
+                values = self._scores(options, scores.get(question, ()), accuracies.get(question.id, 1.0), step)
                 require(
-                    len(values) == len(own) and all(map(math.isfinite, values)),
-                    f"question {question.id}: needs {len(own)} finite scores, one a trajectory, got {values}",
+                    len(values) == len(options) and all(map(math.isfinite, values)),
+                    f"question {question.id}: needs {len(options)} finite scores, one a trajectory, got {values}",
                 )
                 sign = 1 if self.prefer == "lowest" and self.by != "priority" else -1
-                best = min(range(len(own)), key=lambda i: (sign * values[i], -own[i].step, own[i].key))
-                chosen[question.id] = own[best]
+                best = min(range(len(options)), key=lambda i: (sign * values[i], -options[i].step, options[i].key))
+                chosen[question.id] = options[best]
         return chosen
 
     def _scores(
         self, stored: Sequence[Trajectory], measured: Sequence[Measured], accuracy: float, step: int
     ) -> list[float]:
         if self.by == "priority":
-            return [abs(one.reward - accuracy) * math.exp((one.step - step) / self.decay_steps) for one in stored]
+            return [
+                abs(trajectory.reward - accuracy) * math.exp((trajectory.step - step) / self.decay_steps)
+                for trajectory in stored
+            ]
         if self.by == "length":
             return [trajectory.length for trajectory in stored]
         if self.by == "recency":
             return [trajectory.step for trajectory in stored]
         if self.by == "entropy":
-            return [one.entropy for one in measured]
-        return [float(np.exp(-one.logprobs.mean(dtype=np.float64))) for one in measured]
+            return [result.entropy for result in measured]
+        return [float(np.exp(-result.logprobs.mean(dtype=np.float64))) for result in measured]
 
 
 NEWEST = TrajectorySelector("recency", "highest")

@@ -73,9 +73,9 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> Files:
     """
     folder.mkdir(parents=True)
     order = buffer.canonical_order()
-    stored = [(id_, one) for id_ in order for one in buffer.records[id_].stored]
-    schema = trajectory_schema(one.trajectory for _, one in stored)
-    rows = ({**row_of(id_, one.trajectory), "sequence": one.sequence} for id_, one in stored)
+    stored = [(id_, entry) for id_ in order for entry in buffer.records[id_].stored]
+    schema = trajectory_schema(entry.trajectory for _, entry in stored)
+    rows = ({**row_of(id_, entry.trajectory), "sequence": entry.sequence} for id_, entry in stored)
     tables = (_question_rows(buffer, order), _QUESTIONS), (rows, pa.schema([*schema, _SEQUENCE]))
     for name, table in zip(_TABLES, tables, strict=True):
         write_table(*table, folder / name)
@@ -161,15 +161,15 @@ def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, quest
     steps = [stored.trajectory.step for _, stored in rows]
     newest = max([*steps, *(record.observed_step for _, record in records)], default=0)
     aged = [
-        (question_id, one._replace(trajectory=replace(one.trajectory, step=one.trajectory.step - newest)))
-        for question_id, one in rows
+        (question_id, entry._replace(trajectory=replace(entry.trajectory, step=entry.trajectory.step - newest)))
+        for question_id, entry in rows
     ]
     measured = []
-    for id_, one in records:
+    for id_, old in records:
         # Of a run whose difficulty was the accuracy: not measured yet. With some right and some wrong there was one.
-        unknown = Fraction(1, 2) if buffer.by_spread and 0 < one.accuracy < 1 else None
-        spread = unknown if one.spread is None else one.spread
-        measured.append((id_, QuestionRecord(one.accuracy, one.observed_step - newest, spread=spread)))
+        unknown = Fraction(1, 2) if buffer.by_spread and 0 < old.accuracy < 1 else None
+        spread = unknown if old.spread is None else old.spread
+        measured.append((id_, QuestionRecord(old.accuracy, old.observed_step - newest, spread=spread)))
     buffer.restore(measured, aged, {}, source.next_sequence)
     return buffer
 
@@ -192,7 +192,7 @@ def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[dict[str,
 
 def trajectory_schema(trajectories: Iterable[Trajectory]) -> pa.Schema:
     """Of a table of trajectories with their questions' ids."""
-    return _TRAJECTORIES.append(_PARTS) if any(one.parts for one in trajectories) else _TRAJECTORIES
+    return _TRAJECTORIES.append(_PARTS) if any(trajectory.parts for trajectory in trajectories) else _TRAJECTORIES
 
 
 def row_of(question_id: str, one: Trajectory) -> dict[str, Any]:

@@ -71,9 +71,9 @@ def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]]
     for name, values in extra.items() if isinstance(extra, Mapping) else ():
         values = values.tolist() if hasattr(values, "tolist") else values
         values = values if isinstance(values, list | tuple) else [values]
-        if len(values) == count and all(isinstance(one, int | float) and math.isfinite(one) for one in values):
+        if len(values) == count and all(isinstance(value, int | float) and math.isfinite(value) for value in values):
             metric = allowed_name(str(name), most=200) or "unnamed"
-            logs = [(*own, (metric, float(one))) for own, one in zip(logs, values, strict=True)]
+            logs = [(*pairs, (metric, float(value))) for pairs, value in zip(logs, values, strict=True)]
         else:
             bad.append(str(name))
     return logs, f"extra_logs without a finite number for each query: {', '.join(bad)}" if bad else None

@@ -56,9 +56,9 @@ _UNFINISHED, _NO_ANSWER = b"", Grade("no_answer", 0.0)  # the key and the grade 
 def as_in_other_readers(value: Any) -> Any:
     """A column as json and pyarrow read it: a number does not keep how it was written (4.50)."""
     if isinstance(value, dict):
-        return {key: as_in_other_readers(each) for key, each in value.items()}
+        return {key: as_in_other_readers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [as_in_other_readers(each) for each in value]
+        return [as_in_other_readers(item) for item in value]
     return float(value) if isinstance(value, float) else value
 
 
@@ -106,13 +106,13 @@ class Answers:
 
     def add(self, pairs: Sequence[tuple[Question, Written | str]]) -> None:
         """Raises GradingError if grading has failed already."""
-        own = self.kind in OWN_GRADERS
-        for _, same in groupby(pairs, lambda pair: pair[0].id if own else None):  # those to one question together
+        is_own = self.kind in OWN_GRADERS
+        for _, same in groupby(pairs, lambda pair: pair[0].id if is_own else None):  # those to one question together
             for question, response in same:
                 self._add_one(question, response if isinstance(response, Written) else Written(response))
             if self.unsent:
                 self.pool = self.pool or self.graders()
-                calls = self.pool.calls if own else "response"
+                calls = self.pool.calls if is_own else "response"
                 if calls != "batch":
                     self._send(together=calls == "group")
 
@@ -143,8 +143,8 @@ class Answers:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
         if here := HERE.get(self.kind):
             return [
-                _NO_ANSWER if response is None else here(replace(one, answer=one.answer_text), response)
-                for (one, _), response in zip(self.pairs, self.texts, strict=True)
+                _NO_ANSWER if response is None else here(replace(question, answer=question.answer_text), response)
+                for (question, _), response in zip(self.pairs, self.texts, strict=True)
             ]
         by_key = {**self._graded(), _UNFINISHED: _NO_ANSWER}
         return [by_key[key] for key in self.keys]
@@ -155,7 +155,7 @@ class Answers:
         if self.unsent:
             self._send(together=True)
         graded = {key: future.result() for key, (_, future) in self.sent.items()}
-        failed = [key for key, each in graded.items() if each.reward is None and self.kind in TEXTS]
+        failed = [key for key, first in graded.items() if first.reward is None and self.kind in TEXTS]
         if self.pool and failed:
             answers = [self.sent[key][0] for key in failed]
             again = self.pool.submit(answers, 2)

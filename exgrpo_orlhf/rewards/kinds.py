@@ -18,8 +18,8 @@ def load(settings: Mapping[str, Any]) -> Grading:
     if settings["kind"] == "function":
         from .sandbox import function
 
-        own = [settings.get(name) for name in ("tool", "gets", "columns")]
-        calls, grade = function.grading(settings["function"], settings["success_at"], *own)
+        options = [settings.get(name) for name in ("tool", "gets", "columns")]
+        calls, grade = function.grading(settings["function"], settings["success_at"], *options)
         return Grading(calls, partial(_shortened, grade))
     grader = _text_grader(settings)
     return Grading("response", partial(_shortened, lambda answers: [grader(answer) for answer in answers]))
@@ -47,9 +47,9 @@ def _text_grader(settings: Mapping[str, Any]) -> Grader:
 def _shortened(grade: Callable[[Sequence[Answer]], list[Grade]], answers: Sequence[Answer]) -> list[Grade]:
     """The grades, their texts cut off."""
     grades = grade(answers)
-    if not all(each.correct for each in grades):
+    if not all(item.correct for item in grades):
         check_memory()
     return [
-        replace(each, extracted=each.extracted and each.extracted[:SHOWN], reason=each.reason and each.reason[:SHOWN])
-        for each in grades
+        replace(item, extracted=item.extracted and item.extracted[:SHOWN], reason=item.reason and item.reason[:SHOWN])
+        for item in grades
     ]

@@ -54,8 +54,8 @@ def rewards_of(
     rewards: Rewards = []
     for call in calls:
         try:
-            values = [None if each is None or math.isnan(each) else each for each in own_call(call)]
-            rewards += [(each, f"{file.name}: it returned None" if each is None else None) for each in values]
+            values = [None if value is None or math.isnan(value) else value for value in own_call(call)]
+            rewards += [(value, f"{file.name}: it returned None" if value is None else None) for value in values]
         except Exception as error:  # whatever the function raises, or the tool, of what it returns
             rewards += [(None, placed(error, file))] * len(call)
     return rewards
@@ -79,10 +79,10 @@ def _trl(name: str, function: Any) -> _OwnCall:
     def call(answers: Sequence[Answer]) -> list[float | None]:
         trainer.state.global_step, trainer.state.max_steps = answers[0].progress
         plain = isinstance(answers[0].prompt, str)
-        prompts = [one.prompt if plain else _messages(one.prompt) for one in answers]
-        texts = [one.response if plain else _messages([("assistant", one.response)]) for one in answers]
-        inputs = [{**one.meta, "prompt": prompt} for one, prompt in zip(answers, prompts, strict=True)]
-        rewards = trainer._calculate_rewards(inputs, prompts, texts, [[*one.token_ids] for one in answers])
+        prompts = [answer.prompt if plain else _messages(answer.prompt) for answer in answers]
+        texts = [answer.response if plain else _messages([("assistant", answer.response)]) for answer in answers]
+        inputs = [{**answer.meta, "prompt": prompt} for answer, prompt in zip(answers, prompts, strict=True)]
+        rewards = trainer._calculate_rewards(inputs, prompts, texts, [[*answer.token_ids] for answer in answers])
         return list(rewards[:, 0].tolist())
 
     return call
@@ -115,13 +115,13 @@ def _verl(name: str, function: Any) -> _OwnCall:
     score = (lambda **row: asyncio.run(function(**row))) if inspect.iscoroutinefunction(function) else function
 
     def call(answers: Sequence[Answer]) -> list[float | None]:
-        tokenizer = SimpleNamespace(decode=lambda ids, **how: answers[int(ids[0])].response)
+        tokenizer = SimpleNamespace(decode=lambda ids, **kwargs: answers[int(ids[0])].response)
         ids = torch.arange(len(answers))[:, None]
         rows = {
-            "data_source": [one.source for one in answers],
-            "reward_model": [{"ground_truth": one.gold} for one in answers],
-            "extra_info": [dict(one.meta.get("extra_info", one.meta.get(EXTRA_INFO, {}))) for one in answers],
-            "__num_turns__": [2 * (one.turns or 1) for one in answers],
+            "data_source": [answer.source for answer in answers],
+            "reward_model": [{"ground_truth": answer.gold} for answer in answers],
+            "extra_info": [dict(answer.meta.get("extra_info", answer.meta.get(EXTRA_INFO, {}))) for answer in answers],
+            "__num_turns__": [2 * (answer.turns or 1) for answer in answers],
         }
         tensors = {"prompts": ids, "responses": ids, "attention_mask": torch.ones(len(answers), 2, dtype=torch.long)}
         data = import_module("verl").DataProto.from_dict(tensors, rows)

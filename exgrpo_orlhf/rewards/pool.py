@@ -70,8 +70,8 @@ class Pool:
         self._change = threading.Condition()
         self._threads = self._idle = 0
 
-    def _server(self, **more: Any) -> ForkServer:
-        return ForkServer(_LOAD, {**self.settings, **more}, f"Verifier.kind = {self.settings['kind']!r}")
+    def _server(self, **changes: Any) -> ForkServer:
+        return ForkServer(_LOAD, {**self.settings, **changes}, f"Verifier.kind = {self.settings['kind']!r}")
 
     def submit(self, answers: Sequence[Answer], times: float = 1.0, together: bool = False) -> list[Future[Grade]]:
         """Queue answers, from any thread, and start workers for them. A future that is cancelled may not be graded.

@@ -79,9 +79,9 @@ class RewardServer:
                 graded = await self._ask(answers, timeout)
             except Exception as error:  # a fault of ours must not leave the caller waiting
                 graded = [Grade("error", None, reason=f"{type(error).__name__}: {error}")] * len(answers)
-        for future, each in zip(futures, graded, strict=True):
+        for future, grade in zip(futures, graded, strict=True):
             if future.set_running_or_notify_cancel():
-                future.set_result(each)
+                future.set_result(grade)
 
     async def _ask(self, answers: list[Answer], timeout: float) -> list[Grade]:
         lists = openrlhf_lists(answers)

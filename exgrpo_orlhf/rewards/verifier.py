@@ -106,7 +106,7 @@ class Verifier:
     def _check_several(self) -> None:
         weights = self.rewards
         fine = isinstance(weights, Mapping) and weights and all(isinstance(name, str) for name in weights)
-        fine = fine and all(type(one) in (int, float) and math.isfinite(one) for one in (weights or {}).values())
+        fine = fine and all(type(value) in (int, float) and math.isfinite(value) for value in (weights or {}).values())
         require(
             bool(fine),
             f"Verifier.rewards has a weight for each reward, {{'math': 1.0, 'style.py:brief': 0.2}}; got {weights!r}",
@@ -130,22 +130,22 @@ class Verifier:
     @property
     def parts(self) -> dict[str, Verifier]:
         """By name what gives each of several rewards, in their order; {} for one."""
-        own: dict[str, Verifier] = {}
+        parts: dict[str, Verifier] = {}
         if self.rewards is None:
-            return own
+            return parts
         alone = replace(
             self, rewards=None, success_by=None, format=None, overlong_share=None, kind="exact", url=None,
             tool=None, gets=None, max_failed_share=1.0,
         )  # fmt: skip
         for reward in self.rewards:
             name = name_of(reward)
-            if name in own:
+            if name in parts:
                 raise ValueError(f"Verifier.rewards: two rewards are called {name!r}; rename a function")
             if is_function(reward):
-                own[name] = replace(alone, kind="function", function=reward, tool=self.tool, gets=self.gets)
+                parts[name] = replace(alone, kind="function", function=reward, tool=self.tool, gets=self.gets)
             else:
-                own[name] = replace(alone, kind=reward, url=self.url if reward == "http" else None)  # type: ignore[arg-type]
-        return own
+                parts[name] = replace(alone, kind=reward, url=self.url if reward == "http" else None)  # type: ignore[arg-type]
+        return parts
 
     @property
     def weights(self) -> dict[str, float]:
@@ -167,11 +167,11 @@ class Verifier:
 
     def _grades(self, answers: Mapping[str, Answers]) -> list[Grade]:
         """Of what was added to each of the answers, in order. Blocks."""
-        columns, weights = {name: own.grades() for name, own in answers.items()}, self.weights
+        columns, weights = {name: part.grades() for name, part in answers.items()}, self.weights
         grades = []
         for i, (_, written) in enumerate(next(iter(answers.values())).pairs):
-            own = {name: column[i] for name, column in columns.items()}
-            grade = weighted_sum(own, weights, self.success_by) if weights else own[self.kind]
+            by_name = {name: column[i] for name, column in columns.items()}
+            grade = weighted_sum(by_name, weights, self.success_by) if weights else by_name[self.kind]
             grades.append(in_format(grade, self.format, written))
         return grades
 
@@ -185,17 +185,17 @@ class Verifier:
         if self.rewards is not None:
             return
         if self.kind in ("function", "code", "http"):
-            metas = [set(each.meta) for each in questions]
+            metas = [set(item.meta) for item in questions]
             self.graders().check_columns(sorted(set.intersection(*metas)) if metas else None)
-        for each in questions:
+        for question in questions:
             if self.kind == "code":
                 try:
-                    tests_of(self.as_answer(each, Written("")))
+                    tests_of(self.as_answer(question, Written("")))
                 except ValueError as error:
-                    raise ValueError(f"the question {each.prompt!r:.80} of {each.source!r}: {error}") from error
+                    raise ValueError(f"the question {question.prompt!r:.80} of {question.source!r}: {error}") from error
             elif self.kind not in ("function", "http") and not self.kind.startswith("math"):
-                golds = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {each.answer_text:.80}"
-                require(not isinstance(each.answer, tuple), golds)
+                golds = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {question.answer_text:.80}"
+                require(not isinstance(question.answer, tuple), golds)
 
     def grade(self, question: Question, response: Written | str) -> Grade:
         """Grade one response. Blocks for little more than `timeout` at most, or three times that for a text (math,
@@ -214,8 +214,8 @@ class Verifier:
         no answer; `function` and `http` judge the response as it is. progress: as `Answer` has it
         """
         answers = self._answers(progress)
-        for each in answers.values():
-            each.add(pairs)
+        for part in answers.values():
+            part.add(pairs)
         grades = self._grades(answers)
         self.check_failed(grades)
         return grades
@@ -253,20 +253,23 @@ class Verifier:
             for group in groups:
                 ungraded = [rollout for rollout in group.rollouts if rollout.grade is None]
                 pairs = [(group.question, written(group.question, rollout)) for rollout in ungraded]
-                for each in answers.values():
-                    each.add(pairs)
+                for part in answers.values():
+                    part.add(pairs)
                 arrived.append(group)
-            left = iter(self._grades(answers))
+            new_grades = iter(self._grades(answers))
         except BaseException:
-            for each in answers.values():
-                each.give_up()
+            for part in answers.values():
+                part.give_up()
             raise
         groups = [
-            replace(group, rollouts=tuple(replace(one, grade=one.grade or next(left)) for one in group.rollouts))
+            replace(
+                group,
+                rollouts=tuple(replace(rollout, grade=rollout.grade or next(new_grades)) for rollout in group.rollouts),
+            )
             for group in arrived
         ]
         self.check_failed(
-            [one.grade for group in (*earlier, *groups) for one in group.rollouts if one.grade is not None]
+            [rollout.grade for group in (*earlier, *groups) for rollout in group.rollouts if rollout.grade is not None]
         )
         return groups
 

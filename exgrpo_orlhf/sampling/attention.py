@@ -32,8 +32,8 @@ def is_plain(model: PreTrainedModel) -> bool:
         and model.config._attn_implementation in ("sdpa", PACKED)  # PACKED computes padded rows by sdpa
         and all(getattr(text, name, None) is None for name in ("sliding_window", "attention_chunk_size"))
         and set(getattr(text, "layer_types", None) or ()) <= {"full_attention"}
-        and all("position_ids" in one for one in takes)
-        and all(any(parameter.kind is parameter.VAR_KEYWORD for parameter in one.values()) for one in takes)
+        and all("position_ids" in arguments for arguments in takes)
+        and all(any(parameter.kind is parameter.VAR_KEYWORD for parameter in arguments.values()) for arguments in takes)
     )
 
 
@@ -49,9 +49,9 @@ def refuse(arguments: Mapping[str, Any]) -> None:
 
     arguments: further ones of the function. Those that are None, False or 0 ask for nothing.
     """
-    more = [name for name, value in arguments.items() if name not in UNUSED and (isinstance(value, Tensor) or value)]
-    if more:
-        raise Unfit(f"attention is called with {', '.join(more)}")
+    asked = [name for name, value in arguments.items() if name not in UNUSED and (isinstance(value, Tensor) or value)]
+    if asked:
+        raise Unfit(f"attention is called with {', '.join(asked)}")
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def check_rows(model: PreTrainedModel, pad: int, turns: bool = False) -> None:
         going = batch.keep(torch.tensor([1, 3], device=model.device))
         batch.append(tokens[going, 1])
         gap = (batch.logits.float() - alone[torch.tensor(owner)[going.cpu()]]).abs().max()
-        if turns and (past := [one for one in computed if one is not None]):
+        if turns and (past := [states for states in computed if states is not None]):
             logits = Batch(model, rows[1:], [0, 1], pad, 1, past).logits  # of the second row one token less is new
             gap = torch.maximum(gap, (logits.float() - alone[1:]).abs().max())
         wrong = bool(gap > 4 * torch.finfo(model.dtype).eps ** 0.5 * max(1.0, float(alone.abs().max())))  # not if NaN

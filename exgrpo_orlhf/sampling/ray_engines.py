@@ -59,8 +59,8 @@ class RaySampler(QueuedSampler):
             raise EngineLost(f"vLLM engine {engines}: no answer for {self.timeout:.0f} s (OpenRLHF.timeout)")
         arrived = []
         for reference in ready:
-            who, (_, request) = f"vLLM engine {self._under_way[reference][0]}", pending[reference]
-            arrived.append((reference, rollouts_of(request, results(reference, who, self.timeout), who)))
+            engine, (_, request) = f"vLLM engine {self._under_way[reference][0]}", pending[reference]
+            arrived.append((reference, rollouts_of(request, results(reference, engine, self.timeout), engine)))
             self._forget(reference)
         return arrived
 

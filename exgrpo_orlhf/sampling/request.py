@@ -31,8 +31,8 @@ class StepSeed:
         return self._made(4, self.step, position, uint=np.uint32) >> 1
 
     def _made(self, *entropy: int, uint: type) -> int:
-        own = [self.run, *entropy, *([self.round] if self.round else [])]
-        return int(np.random.SeedSequence(own).generate_state(1, uint)[0])
+        numbers = [self.run, *entropy, *([self.round] if self.round else [])]
+        return int(np.random.SeedSequence(numbers).generate_state(1, uint)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ class Sampler(ABC):
         environment was, and a resumed run samples the same tokens.
         """
 
-        going = [one for one in plays if one.received()]
+        going = [play for play in plays if play.received()]
         while going:
-            turns = {i: turn for part in self.sample([like.turn(one) for one in going]) for i, (turn,) in part}
-            for i, one in enumerate(going):
-                one.act(turns[i])
-            going = [one for one in going if one.received()]
+            turns = {i: turn for part in self.sample([like.turn(play) for play in going]) for i, (turn,) in part}
+            for i, episode in enumerate(going):
+                episode.act(turns[i])
+            going = [play for play in going if play.received()]
         yield range(len(plays))
 
     def describe(self) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class SharedPromptCache(Cache):
         columns = slice(None) if self.hidden is None else self.hidden[prompt, 0, 0] == 0
         prompts, rows = chain.from_iterable(self.prompts), chain.from_iterable(self.rows)
         pairs = zip(prompts, rows, strict=True)
-        return torch.stack([torch.cat([of[prompt][:, columns], own.held[row]], 1) for of, own in pairs])
+        return torch.stack([torch.cat([shared[prompt][:, columns], layer.held[row]], 1) for shared, layer in pairs])
 
     def positions(self) -> Tensor:
         """(R,) of the next tokens"""
@@ -169,8 +169,8 @@ class SharedPromptCache(Cache):
         if self.hidden is not None:
             scores.view(len(self.starts), self.heads, -1, self.columns).add_(self.hidden)
         scores = scores.view(-1, group, self.columns).index_select(0, self.to_rows)  # (R · H, G, W)
-        own = query @ key.flatten(0, 1).transpose(1, 2)  # (R · H, G, T)
-        weights = torch.cat([scores, own], dim=2).softmax(2)
+        row_scores = query @ key.flatten(0, 1).transpose(1, 2)  # (R · H, G, T)
+        weights = torch.cat([scores, row_scores], dim=2).softmax(2)
         table = weights[..., : self.columns].index_select(0, self.to_table)
         result = table.view(len(prompt_keys), -1, self.columns) @ prompt_values  # (P · H, N · G, D)
         result = result.view(-1, group, features).index_select(0, self.to_rows)

@@ -92,14 +92,14 @@ def sampling_params(request: Request, seed: int) -> Any:
 def rollouts_of(request: Request, output: Any, who: str) -> list[Rollout]:
     """The responses in vLLM's output to a request. who: names the engine in messages. Raises EngineLost."""
     rollouts = []
-    for one in sorted(output.outputs, key=lambda response: response.index):
-        if one.finish_reason not in ("stop", "length"):
-            raise EngineLost(f"{request.name}: {who} ended it by {one.finish_reason!r}")
+    for reply in sorted(output.outputs, key=lambda response: response.index):
+        if reply.finish_reason not in ("stop", "length"):
+            raise EngineLost(f"{request.name}: {who} ended it by {reply.finish_reason!r}")
         logprobs = None
         if request.logprobs:
-            of_tokens = zip(one.token_ids, one.logprobs, strict=True)
+            of_tokens = zip(reply.token_ids, reply.logprobs, strict=True)
             logprobs = np.array([entries[token].logprob for token, entries in of_tokens], np.float32)
-        rollouts.append(Rollout(np.asarray(one.token_ids, np.int32), one.finish_reason, sampler_logprobs=logprobs))
+        rollouts.append(Rollout(np.asarray(reply.token_ids, np.int32), reply.finish_reason, sampler_logprobs=logprobs))
     if len(rollouts) != request.n:
         raise EngineLost(f"{request.name}: {who} gave {len(rollouts)} of {request.n} responses")
     return rollouts

@@ -134,10 +134,10 @@ def _differences(variants: Sequence[ComparedVariant]) -> tuple[VariantDifference
             if by_seed and not any(map(math.isnan, by_seed.values())):
                 tests.append((variant.name, tuple(by_seed), [*by_seed.values()]))
         means = [mean(values) for _, _, values in tests]
-        corrected = holm([each.p for each in means])
+        corrected = holm([estimate.p for estimate in means])
         differences += [
-            VariantDifference(name, measure, seeds, each, p_holm, sign_flip(values))
-            for (name, seeds, values), each, p_holm in zip(tests, means, corrected, strict=True)
+            VariantDifference(name, measure, seeds, estimate, p_holm, sign_flip(values))
+            for (name, seeds, values), estimate, p_holm in zip(tests, means, corrected, strict=True)
         ]
     return tuple(differences)
 

@@ -27,7 +27,9 @@ def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict
         c: (z2 * p * (1 - p) / n + (z2 / n / 2) ** 2) / (1 + z2 / n) ** 2 for c, (p, n) in shares.items()
     }  # Wilson
     widths = {
-        c: 100 * sum(squares[k] for k in of) ** 0.5 / len(of) for c in base for of in [paper.averages.get(c, [c])]
+        c: 100 * sum(squares[k] for k in columns) ** 0.5 / len(columns)
+        for c in base
+        for columns in [paper.averages.get(c, [c])]
     }
 
     def line(name: str, cells: dict[str, str]) -> tuple[str, ...]:
@@ -45,13 +47,13 @@ def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict
             by_seed.append(scores := {c: score(results, paper, c) for c in paper.titles})
             lines.append(line(f"  {seed}", {c: value_text(value, why) for c, (value, _, why) in scores.items()}))
             footnotes |= {f"{paper.titles[c]}: {why}.": None for c, (*_, why) in scores.items() if why}
-        bounds = {c: interval for of in by_seed for c, (_, interval, _) in of.items()}
+        bounds = {c: interval for run in by_seed for c, (_, interval, _) in run.items()}
         if len(by_seed) > 1:
-            values = {c: [value for of in by_seed if (value := of[c][0]) is not None] for c in paper.titles}
-            means = {c: mean(of) for c, of in values.items() if len(of) == len(by_seed)}
-            lines.append(line("  mean of the seeds", {c: percent(of.value) for c, of in means.items()}))
-            bounds = {c: of.bounds for c, of in means.items()}
-        lines += [line("    95 %", {c: bounds_text(of) for c, of in bounds.items()})] if by_seed else []
+            values = {c: [value for run in by_seed if (value := run[c][0]) is not None] for c in paper.titles}
+            means = {c: mean(sample) for c, sample in values.items() if len(sample) == len(by_seed)}
+            lines.append(line("  mean of the seeds", {c: percent(estimate.value) for c, estimate in means.items()}))
+            bounds = {c: estimate.bounds for c, estimate in means.items()}
+        lines += [line("    95 %", {c: bounds_text(ends) for c, ends in bounds.items()})] if by_seed else []
     text = [
         *aligned(lines, left=1),
         f"\nIn %. The paper: {paper.source}, one run a row. {NONE}: none. *: not as in the paper.",

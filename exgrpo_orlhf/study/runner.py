@@ -139,13 +139,13 @@ class Runner:
         if news == self._news:
             return
         self._news = news
-        left = seconds_left([*self.running, *self.waiting], self.progress, self._jobs)
+        seconds = seconds_left([*self.running, *self.waiting], self.progress, self._jobs)
         log.info(
             "%s: %d of %d done, %d running (%s), %d failed, %d waiting%s",
             *(self._group, len(self.finished), self._total, len(self.running)),
             ", ".join(f"{run.name} {steps[run]}/{run.steps}" for run in self.running),
             *(len(self.failed), len(self.waiting)),
             ""
-            if left is None
-            else f"; {duration(left)} left, until {datetime.now() + timedelta(seconds=left):%a %H:%M}",
+            if seconds is None
+            else f"; {duration(seconds)} left, until {datetime.now() + timedelta(seconds=seconds):%a %H:%M}",
         )

@@ -165,8 +165,8 @@ def seconds_left(runs: Sequence[StudyRun], progress: Mapping[str, RunProgress], 
         key = run.variant.name if steps[run.variant.name] else ""
         step, every = progress.get(run.name, RunProgress()).step, run.experiment.settings.eval_every
         done, evaluation = max(0, step), evaluations[key] or [0.0]
-        more = evaluations_left(done, run.steps, every) + (step < 0 and every is not None)  # one before the first step
-        work.append(max(0, run.steps - done) * seconds[key] / steps[key] + more * sum(evaluation) / len(evaluation))
+        evals = evaluations_left(done, run.steps, every) + (step < 0 and every is not None)  # one before the first step
+        work.append(max(0, run.steps - done) * seconds[key] / steps[key] + evals * sum(evaluation) / len(evaluation))
     return max(sum(work) / jobs, *work, 0.0)
 
 

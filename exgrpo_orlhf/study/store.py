@@ -158,8 +158,8 @@ class Store:
             page = f"{self.uri}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
             url = page if self.uri.startswith("http") else None
             engine, metrics = tags.get("engine", "unknown engine"), frozenset(run.data.metrics)
-            what = {"engine": engine, "status": info.status, "started": info.start_time, "params": run.data.params}
-            named.append(TrackedRun(info.run_id, info.run_name, variant, int(seed), metrics=metrics, url=url, **what))
+            facts = {"engine": engine, "status": info.status, "started": info.start_time, "params": run.data.params}
+            named.append(TrackedRun(info.run_id, info.run_name, variant, int(seed), metrics=metrics, url=url, **facts))
         return named, unnamed
 
     @contextmanager

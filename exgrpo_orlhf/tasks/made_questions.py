@@ -79,8 +79,8 @@ class MadeQuestions(ABC):
 
     def _shares(self) -> list[tuple[int, int]]:
         """(level, how many questions have it)"""
-        each, rest = divmod(self.count, len(self.levels))
-        return [(level, each + (i < rest)) for i, level in enumerate(self.levels)]
+        share, rest = divmod(self.count, len(self.levels))
+        return [(level, share + (i < rest)) for i, level in enumerate(self.levels)]
 
     def _draw_all(self, rng: np.random.Generator, level: int, share: int) -> list[tuple[Question, str]]:
         drawn: dict[str, tuple[Question, str]] = {}

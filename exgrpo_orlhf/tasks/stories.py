@@ -180,13 +180,13 @@ def _draw_numbers(rng: np.random.Generator, plot: Plot) -> tuple[list[dict[str, 
         possible = _possible_numbers(part, tuple(kinds[part].items()), value)
         if len(possible) == 0:
             return None
-        own = {"value": value} | dict(zip(kinds[part], possible[rng.integers(len(possible))].tolist(), strict=True))
-        numbers.append(dict(own))
-        value = own["value"]
+        named = {"value": value} | dict(zip(kinds[part], possible[rng.integers(len(possible))].tolist(), strict=True))
+        numbers.append(dict(named))
+        value = named["value"]
         for first, operator, second in calculations(part):
-            value = OPERATIONS[operator](own[first], own[second])
-            calculated.append((own[first], operator, own[second], value))
-            own["last"] = value
+            value = OPERATIONS[operator](named[first], named[second])
+            calculated.append((named[first], operator, named[second], value))
+            named["last"] = value
     return numbers, calculated
 
 
@@ -199,11 +199,11 @@ def _possible_numbers(part: str, ranges: tuple[tuple[str, tuple[int, int]], ...]
     """
     grid = np.meshgrid(*(np.arange(least, most + 1) for _, (least, most) in ranges))
     numbers = np.stack([axis.ravel() for axis in grid], -1) if grid else np.zeros((1, 0), int)
-    own = {"value": np.full(len(numbers), value)} | {name: numbers[:, i] for i, (name, _) in enumerate(ranges)}
+    named = {"value": np.full(len(numbers), value)} | {name: numbers[:, i] for i, (name, _) in enumerate(ranges)}
     fit = np.ones(len(numbers), bool)
     for first, operator, second in calculations(part):
-        left, right = own[first], own[second]
-        result = own["last"] = OPERATIONS[operator](left, right)
+        left, right = named[first], named[second]
+        result = named["last"] = OPERATIONS[operator](left, right)
         fit &= is_plain(left, operator, right) & (result >= 11) & (result <= LARGEST_RESULT)
         if operator in "+-" and second in dict(ranges):
             fit &= (_digits(right) > 0).sum(-1) == 1
@@ -217,9 +217,9 @@ def _possible_numbers(part: str, ranges: tuple[tuple[str, tuple[int, int]], ...]
 def _write(rng: np.random.Generator, scene: Scene, plot: Plot, numbers: list[dict[str, int]], split: Split) -> str:
     things = scene.things[split]
     words: dict[str, Any] = dict(zip(scene.words, things[rng.integers(len(things))], strict=True))
-    who = int(rng.integers(2))
-    own, others = NAMES[split][who], NAMES[split][1 - who]
-    words |= PRONOUNS[who] | {"name": str(rng.choice(own))}
+    gender = int(rng.integers(2))
+    names, others = NAMES[split][gender], NAMES[split][1 - gender]
+    words |= PRONOUNS[gender] | {"name": str(rng.choice(names))}
     words |= zip(("friend", "helper", "rival"), rng.choice(others, 3, replace=False).tolist(), strict=True)
     parts = zip(scene.sentences(plot, split), numbers, strict=True)
     return " ".join(choices[rng.integers(len(choices))].format(**words, **of_part) for choices, of_part in parts)

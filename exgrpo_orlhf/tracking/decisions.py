@@ -62,7 +62,9 @@ class StepRecord:
     def groups(self) -> list[tuple[RolloutGroup, list[tuple[int, Row]]]]:
         """The batch's groups, each with its rows and their positions in the flattened batch."""
         rows = iter(enumerate(self.batch.flat_rows()))
-        return [(g, [next(rows) for _ in own]) for g, own in zip(self.batch.groups, self.batch.rows, strict=True)]
+        return [
+            (g, [next(rows) for _ in members]) for g, members in zip(self.batch.groups, self.batch.rows, strict=True)
+        ]
 
 
 class DecisionLog:
@@ -134,8 +136,8 @@ def decisions(step: StepRecord) -> dict[str, Any]:
 def _replay(step: StepRecord, question_id: str, i: int, chosen: Trajectory) -> dict[str, Any]:
     """What the log says of a stored row. i: its position in the flattened batch"""
     stored, measured = step.scored[question_id]
-    place = next(n for n, one in enumerate(stored) if one is chosen)
-    others = [one.entropy for n, one in enumerate(measured) if n != place]
+    place = next(n for n, trajectory in enumerate(stored) if trajectory is chosen)
+    others = [result.entropy for n, result in enumerate(measured) if n != place]
     log_weights = step.policy[i].astype(np.float64) - step.behaviour[i]
     return {
         "id": question_id[:ID],
@@ -164,9 +166,9 @@ def texts(step: StepRecord, decode: Decode) -> list[dict[str, Any]]:
     again and again, so that their answers can be compared over time.
     """
     groups = step.groups()
-    with_stored = [one for one in groups if any(row.trajectory is not None for _, row in one[1])]
-    fresh = [one for one in groups if all(row.trajectory is None for _, row in one[1])]
-    kinds = [min(kind, key=lambda one: one[0].question.id) for kind in (fresh, with_stored) if kind]
+    with_stored = [pair for pair in groups if any(row.trajectory is not None for _, row in pair[1])]
+    fresh = [pair for pair in groups if all(row.trajectory is None for _, row in pair[1])]
+    kinds = [min(kind, key=lambda pair: pair[0].question.id) for kind in (fresh, with_stored) if kind]
     return [_texts(step, group, rows, decode) for group, rows in kinds]
 
 
@@ -175,8 +177,8 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
     prompt = with_roles(question.prompt)
     responses = []
     fresh = [(i, row.response) for i, row in rows if isinstance(row.response, Rollout)]
-    correct = [one for one in fresh if one[1].grade is not None and one[1].grade.correct]
-    others = [one for one in fresh if one[1].grade is not None and not one[1].grade.correct]
+    correct = [pair for pair in fresh if pair[1].grade is not None and pair[1].grade.correct]
+    others = [pair for pair in fresh if pair[1].grade is not None and not pair[1].grade.correct]
     kept = correct[: max(RESPONSES // 2, RESPONSES - len(others))]  # half of each kind, as far as there are
     for i, rollout in [*kept, *others[: RESPONSES - len(kept)]]:
         assert rollout.grade is not None  # or it is in neither
@@ -195,15 +197,15 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
         stored, measured = step.scored[question.id]
         chosen_first = sorted(range(len(stored)), key=lambda n: stored[n] is not chosen)
         for n in sorted(chosen_first[:RESPONSES]):
-            one = stored[n]
-            values: dict[str, Any] = {"then": one.behaviour_logprobs}
-            if one is chosen:
+            entry = stored[n]
+            values: dict[str, Any] = {"then": entry.behaviour_logprobs}
+            if entry is chosen:
                 values |= {"entropy": round(float(step.entropies[at]), 4), "now": step.policy[at]}
             elif measured:
                 values |= {"entropy": round(measured[n].entropy, 4), "now": measured[n].logprobs}
-            about = {"chosen": one is chosen, "age": step.step - one.step, "trajectory": one.key.hex()[:ID]}
-            about = {"sound": one.sound, **_graded(one, True), **about}
-            responses.append({"kind": "stored", **about, **_response(one, values, decode)})
+            about = {"chosen": entry is chosen, "age": step.step - entry.step, "trajectory": entry.key.hex()[:ID]}
+            about = {"sound": entry.sound, **_graded(entry, True), **about}
+            responses.append({"kind": "stored", **about, **_response(entry, values, decode)})
     return {
         "id": question.id[:ID],
         "as": "replayed" if group.planned_replay else "fresh" if chosen is None else "injected",
@@ -213,16 +215,17 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
     }
 
 
-def _graded(one: Rollout | Trajectory, correct: bool) -> dict[str, Any]:
+def _graded(response: Rollout | Trajectory, correct: bool) -> dict[str, Any]:
     """The reward, where it is not 1 for a success and 0 for another response, and of which rewards it is the sum."""
-    parts = {"rewards": {name: round(reward, 4) for name, reward in one.parts}} if one.parts else {}
-    return parts if one.reward is None or one.reward == float(correct) else {"reward": round(one.reward, 4), **parts}
+    parts = {"rewards": {name: round(reward, 4) for name, reward in response.parts}} if response.parts else {}
+    total = response.reward
+    return parts if total is None or total == float(correct) else {"reward": round(total, 4), **parts}
 
 
 def _response(response: Rollout | Trajectory, values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
     """Text by token, with log-probs in nats (None: the environment's token); of a long response without the tokens
     (`left_out`) in its middle."""
-    ids, own = response.token_ids, response.actions
+    ids, actions = response.token_ids, response.actions
     out = len(ids) - TOKENS if len(ids) > TOKENS else 0
     parts = [slice(0, TOKENS // 2), slice(len(ids) - TOKENS // 2, None)] if out else [slice(None)]
     row: dict[str, Any] = {"tokens": len(ids), "left_out": out}
@@ -230,7 +233,7 @@ def _response(response: Rollout | Trajectory, values: Mapping[str, Any], decode:
     for name, value in values.items():
         if isinstance(value, np.ndarray):
             of_tokens = np.full(len(ids), np.nan)
-            of_tokens[slice(None) if own is None else own] = value
+            of_tokens[slice(None) if actions is None else actions] = value
             value = [None if np.isnan(x) else round(float(x), 2) for part in parts for x in of_tokens[part]]
         row[name] = value
     return row

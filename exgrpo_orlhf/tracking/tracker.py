@@ -265,5 +265,5 @@ def datasets(sets: Mapping[str, Sequence[Question]], bindings: Mapping[str, str]
 
 def _name(questions: Sequence[Question]) -> str:
     sources = list(dict.fromkeys(question.source for question in questions))
-    more = f" and {len(sources) - SOURCES} more" if len(sources) > SOURCES else ""
-    return ", ".join(sources[:SOURCES])[: NAME_LENGTH - len(more)] + more
+    rest = f" and {len(sources) - SOURCES} more" if len(sources) > SOURCES else ""
+    return ", ".join(sources[:SOURCES])[: NAME_LENGTH - len(rest)] + rest

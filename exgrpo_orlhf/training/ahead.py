@@ -63,11 +63,13 @@ def sampled_by(groups: Sequence[RolloutGroup], logprobs: Sequence[LogProbs], ste
 
     logprobs: of all groups' rollouts, in order (`Engine.behaviour_logprobs`); step: version of the sampling policy
     """
-    left = iter(logprobs)
+    rest = iter(logprobs)
     return [
         replace(
             group,
-            rollouts=tuple(replace(one, behaviour_logprobs=next(left), policy_step=step) for one in group.rollouts),
+            rollouts=tuple(
+                replace(rollout, behaviour_logprobs=next(rest), policy_step=step) for rollout in group.rollouts
+            ),
         )
         for group in groups
     ]
@@ -102,10 +104,10 @@ def save(batch: BatchAhead, folder: Path) -> None:
             of_group = {"question_id": group.question.id, "replayed": group.planned_replay, "logs": json.dumps(logs)}
             of_rollout = {name: getattr(rollout, name) for name in _OF_ROLLOUT}
             rollouts.append({**of_group, **of_rollout, **{name: getattr(grade, name) for name in _OF_GRADE}})
-    candidates = [(question.id, one) for question, stored in batch.plan.stored.items() for one in stored]
-    schema = snapshot.trajectory_schema(one for _, one in candidates)
+    candidates = [(question.id, trajectory) for question, stored in batch.plan.stored.items() for trajectory in stored]
+    schema = snapshot.trajectory_schema(trajectory for _, trajectory in candidates)
     snapshot.write_table(rollouts, _ROLLOUTS, folder / "rollouts.parquet")
-    snapshot.write_table((snapshot.row_of(*one) for one in candidates), schema, folder / "candidates.parquet")
+    snapshot.write_table((snapshot.row_of(*pair) for pair in candidates), schema, folder / "candidates.parquet")
 
 
 def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_per_replayed: int) -> BatchAhead:
@@ -126,7 +128,7 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     planned: dict[bool, list[Question]] = {True: [], False: []}
     for group in groups.values():
         planned[group.planned_replay].append(group.question)
-    replayed: dict[Question, list[Trajectory]] = {one: [] for one in planned[True]}
+    replayed: dict[Question, list[Trajectory]] = {asked: [] for asked in planned[True]}
     for row in snapshot.read_rows(pq.read_table(folder / "candidates.parquet")):
         replayed[groups[row["question_id"]].question].append(snapshot.trajectory_of(row))
     plan = Plan(step, planned[False], planned[True], replayed, rollouts_per_replayed=rollouts_per_replayed)

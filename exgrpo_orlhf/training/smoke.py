@@ -68,7 +68,7 @@ def trial(spec: RunSpec, make_engine: MakeEngine, stop: Stop) -> Outcome:
         "steps": steps,
         "save": time.perf_counter() - begin,
         "checkpoint": sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()),
-        "parameters": None if model is None else sum(each.numel() for each in model.parameters()),
+        "parameters": None if model is None else sum(parameter.numel() for parameter in model.parameters()),
         "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
@@ -136,7 +136,7 @@ def estimate(experiment: Experiment, report: dict[str, Any], validation: int, fr
         f"{last['rollout/response_tokens']:.0f} tokens a response, {last['rollout/truncated_share']:.0%} cut off, "
         f"{last['reward/groups_with_signal']:.0%} of the groups with a signal"
     )
-    step = seconds_of(batch_size, [(each["questions"], each["time/step"]) for each in steps])
+    step = seconds_of(batch_size, [(timed["questions"], timed["time/step"]) for timed in steps])
     rows = last["questions"] * experiment.settings.group_size
     evaluations = 0
     if validation and experiment.settings.eval_every:

@@ -67,7 +67,7 @@ def main() -> None:
     gc.freeze()  # a collection in a fork would copy all that is loaded here: 0.2 s with torch
     by_fd: dict[int, _Child] = {}
     try:
-        _fork_workers(control, by_fd, owner, lambda own, file: _serve(answer, own, file, settings["memory"]))
+        _fork_workers(control, by_fd, owner, lambda channel, file: _serve(answer, channel, file, settings["memory"]))
     finally:
         for child in by_fd.values():
             _kill(child.pid)
@@ -94,12 +94,12 @@ def _fork_workers(control: socket.socket, by_fd: dict[int, _Child], owner: str, 
             message, fds, *_ = socket.recv_fds(control, 1, 2, socket.MSG_CMSG_CLOEXEC)
             if not message:
                 return
-            own, file = socket.socket(fileno=fds[0]), fds[1]
+            channel, file = socket.socket(fileno=fds[0]), fds[1]
             try:
                 pid = os.fork()
             except OSError as error:  # a limit on processes, say
-                with contextlib.suppress(OSError), own:
-                    own.send(f"no process could be started: {error}".encode())
+                with contextlib.suppress(OSError), channel:
+                    channel.send(f"no process could be started: {error}".encode())
                 os.close(file)
                 continue
             if pid == 0:
@@ -111,15 +111,15 @@ def _fork_workers(control: socket.socket, by_fd: dict[int, _Child], owner: str, 
                     for fd, child in by_fd.items():
                         os.close(fd)
                         child.socket.detach()
-                    serve(own, file)
+                    serve(channel, file)
                 finally:
                     os._exit(1)
             os.setpgid(pid, pid)  # here too: it may be killed before it has done so
             os.close(file)
-            child = _Child(pid, os.pidfd_open(pid), own)
-            by_fd[child.pidfd] = by_fd[own.fileno()] = child
+            child = _Child(pid, os.pidfd_open(pid), channel)
+            by_fd[child.pidfd] = by_fd[channel.fileno()] = child
             poll.register(child.pidfd, select.POLLIN)
-            poll.register(own, 0)  # tells when the other end is closed
+            poll.register(channel, 0)  # tells when the other end is closed
 
 
 def _kill(pid: int) -> None:
@@ -131,20 +131,20 @@ def _kill(pid: int) -> None:
 
 def _reap(child: _Child, owner: str) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-    how = f"out of memory ({owner}.memory)" if code == _OUT_OF_MEMORY else described(code)
+    cause = f"out of memory ({owner}.memory)" if code == _OUT_OF_MEMORY else described(code)
     with contextlib.suppress(OSError):  # closed at the other end, or full of what the user's code wrote there
-        child.socket.send(f"its process ended: {how}".encode(), socket.MSG_DONTWAIT)
+        child.socket.send(f"its process ended: {cause}".encode(), socket.MSG_DONTWAIT)
     child.socket.close()
     os.close(child.pidfd)
 
 
-def _serve(answer: Callable[[Any], Any], own: socket.socket, file: int, memory: int) -> NoReturn:
+def _serve(answer: Callable[[Any], Any], channel: socket.socket, file: int, memory: int) -> NoReturn:
     """Answer calls until the worker is closed. memory: MiB beyond what is loaded already"""
     limit = _memory("VmSize") + memory * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     me, reason = os.getpid(), ""
-    while message := own.recv(64):
+    while message := channel.recv(64):
         at = CONTENT + int(message)
         _note_time(file)
         for call in pickle.loads(os.pread(file, int(message), CONTENT)):
@@ -160,7 +160,7 @@ def _serve(answer: Callable[[Any], Any], own: socket.socket, file: int, memory: 
             os.pwrite(file, reply, at)
             at += len(reply)
             _note_time(file)  # the next call is taken up, before the caller can look for that
-            own.send(b"%d" % len(reply))
+            channel.send(b"%d" % len(reply))
             if reason:
                 break  # the caller ends this worker
     os._exit(0)

@@ -54,5 +54,5 @@ def placed(error: BaseException, file: Path) -> str:
     if isinstance(error, BadResult):
         return f"{file.name}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
-    line = next((f", line {each.lineno}" for each in frames[::-1] if each.filename == str(file)), "")
+    line = next((f", line {frame.lineno}" for frame in frames[::-1] if frame.filename == str(file)), "")
     return f"{file.name}{line}: {type(error).__name__}: {error}"

@@ -120,8 +120,8 @@ class OneCall:
         places = [np.r_[x.context : x.context + x.context_length, x.begin : x.begin + x.length] for x in spans]
         lengths = [x.length for x in spans], [*map(len, places)]
         self.places = torch.from_numpy(np.concatenate(places)).to(device)
-        self.ends = [torch.from_numpy(np.cumsum([0, *each], dtype=np.int32)).to(device) for each in lengths]
-        self.longest = [max(each) for each in lengths]
+        self.ends = [torch.from_numpy(np.cumsum([0, *sizes], dtype=np.int32)).to(device) for sizes in lengths]
+        self.longest = [max(sizes) for sizes in lengths]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Any:
         """query: (N, H·G, D); key, value: (N, H, D) → (N, H·G, D). Raises RuntimeError for what the kernel lacks."""

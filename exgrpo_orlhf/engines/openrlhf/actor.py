@@ -242,10 +242,10 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         ids, actions = padded(rows)  # (R, W)
         attention = np.arange(ids.shape[1]) < np.array([[len(row)] for row in rows])
         device = torch.cuda.current_device()
-        sequences, mask, there = (torch.from_numpy(x.astype(np.int64)).to(device) for x in (ids, actions, attention))
+        sequences, mask, attended = (torch.from_numpy(x.astype(np.int64)).to(device) for x in (ids, actions, attention))
         self.actor.eval()
         with torch.no_grad():
-            log_probs, output = self.actor(sequences, mask[:, 1:], there, return_output=True)
+            log_probs, output = self.actor(sequences, mask[:, 1:], attended, return_output=True)
         self.actor.train()
         of_rows = zip(log_probs, output.entropy, mask[:, 1:].bool(), strict=True)
         return [Measured(logprob[at].cpu().numpy(), float(entropy[at].mean())) for logprob, entropy, at in of_rows]
@@ -284,11 +284,11 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         """
         parts, tag, first = Path(folder) / "_actor", f"global_step{step}", self.strategy.is_rank_0()
         self.strategy.save_ckpt(self.actor.model, str(parts), tag, KEEP_ALL, KEEP_ALL, {"global_step": step})
-        own = (
+        patterns = (
             f"*pp_rank_{torch.distributed.get_rank()}_*",
             *(["mp_rank_*"] if first else []),
         )  # as DeepSpeed names them
-        written = [path for pattern in own for path in (parts / tag).glob(pattern)]
+        written = [path for pattern in patterns for path in (parts / tag).glob(pattern)]
         if self.actor.adapter is None:
             average = self.strategy.args.train.enable_ema
             self.strategy.save_model(self.ema_model if average else self.actor, self.tokenizer, folder)

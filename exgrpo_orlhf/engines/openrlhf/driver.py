@@ -63,8 +63,8 @@ def drive(
                 threads = for_cpu_adam(os.environ, ray.nodes()) if args.ds.adam_offload else {}
                 if threads:
                     log.info("Adam on the CPU: OMP_NUM_THREADS = %s in each policy actor", threads["OMP_NUM_THREADS"])
-                own = {"env_vars": threads} if threads else None  # Ray merges it over the run's
-                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=own)(classes[0])
+                runtime_env = {"env_vars": threads} if threads else None  # Ray merges it over the run's
+                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=runtime_env)(classes[0])
                 ppo_trainer.PPOTrainer = ray.remote(classes[1])
                 vllm_engine.RolloutRayActor = ray.remote(classes[2])
                 train_ppo_ray.train(args)

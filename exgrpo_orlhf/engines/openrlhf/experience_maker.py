@@ -60,8 +60,8 @@ def _experience(
     prompt, length = len(forward.prompt), len(forward)
     predicts = np.zeros(length - 1, np.bool_)  # which tokens predict an action
     predicts[prompt - 1 :] = True if forward.actions is None else forward.actions
-    own = behaviour_logprobs(row, measured)
-    logprobs = 0 if own is None else own
+    behaviour = behaviour_logprobs(row, measured)
+    logprobs = 0 if behaviour is None else behaviour
     # Without log-probs of the sampler, as for a replayed row, equal ones make a correction of 1.
     sampler, reward, truncated = logprobs, 0.0, False
     if isinstance(row.response, Trajectory):
@@ -114,8 +114,8 @@ def deal(lengths: Sequence[int], group_size: int, steps: int, ranks: int) -> lis
         rows = [g * group_size + k for g in range(step, len(lengths) // group_size, steps) for k in range(group_size)]
         rows.sort(key=lambda row: (-lengths[row], row))
         for rank in range(ranks):
-            there, back = rows[rank :: 2 * ranks], rows[2 * ranks - 1 - rank :: 2 * ranks]
-            parts[rank].append(there + back)
+            forth, back = rows[rank :: 2 * ranks], rows[2 * ranks - 1 - rank :: 2 * ranks]
+            parts[rank].append(forth + back)
     return [row for part in parts for rows in part for row in rows]
 
 

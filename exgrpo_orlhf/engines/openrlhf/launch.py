@@ -198,14 +198,14 @@ def _stopped_after_parsing(flags: Mapping[str, Any]) -> Iterator[None]:
 
     parse_args = argparse.ArgumentParser.parse_args
 
-    def checked(parser: argparse.ArgumentParser, *more: Any, **kwargs: Any) -> Any:
+    def checked(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         # argparse accepts the beginning of a flag ("--actor.num"). Only whole names are allowed here.
         names = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
         if flag := next((flag for flag in flags if flag not in names), None):
             near = difflib.get_close_matches(flag, names, n=3, cutoff=0.5)
             hint = f"nearest: {', '.join(near)}" if near else "docs/settings.md and docs/dev/flags.md list them"
             raise LaunchError(f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}; {hint}")
-        return parse_args(parser, *more, **kwargs)
+        return parse_args(parser, *args, **kwargs)
 
     with (
         patch.object(sys, "argv", [_PROGRAM, *openrlhf_flags.as_arguments(flags)]),

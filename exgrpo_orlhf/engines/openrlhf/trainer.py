@@ -153,7 +153,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         clock.lap("measure")
         base = None
         if self.experiment.loss.kl_coef and self.experiment.lora.rank is not None:
-            base = [one.logprobs for one in self.measure(rows, "measure_base")]
+            base = [result.logprobs for result in self.measure(rows, "measure_base")]
         clock.lap("reference")
         logprobs = [measured[i].logprobs if i in measured else None for i in range(len(rows))]
         experience = as_experience(batch, rows, logprobs, base)

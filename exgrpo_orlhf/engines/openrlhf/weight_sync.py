@@ -47,7 +47,7 @@ def in_buckets(model: torch.nn.Module, adapter: Adapter | None) -> Iterator[None
     named = [([name for name, _ in bucket], _Bucket([weight for _, weight in bucket])) for bucket in buckets]
     with (
         patch.object(model, "named_parameters", lambda: named),
-        patch.object(deepspeed.zero, "GatheredParameters", lambda one, enabled: one[0].filled(adapter)),
+        patch.object(deepspeed.zero, "GatheredParameters", lambda parameters, enabled: parameters[0].filled(adapter)),
     ):
         yield
 
@@ -64,7 +64,7 @@ class _Bucket:
     @contextmanager
     def filled(self, adapter: Adapter | None) -> Iterator[None]:
         """Within this context `data` is one flat tensor of all weights. All ranks must enter it."""
-        whole = [adapter.merged_weight(one) for one in self.weights] if adapter else [gathered(self.weights)]
+        whole = [adapter.merged_weight(weight) for weight in self.weights] if adapter else [gathered(self.weights)]
         with ExitStack() as stack:
             for context in whole:
                 stack.enter_context(context)

@@ -22,7 +22,7 @@ def pack(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        return ["dict", *[pack(each) for item in value.items() for each in item]]
+        return ["dict", *[pack(part) for pair in value.items() for part in pair]]
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
             return [kind.__name__, *map(pack, value)]

@@ -72,7 +72,7 @@ def _read_assertion(statement: ast.stmt) -> Call:
         case ast.Assert(
             ast.Call(ast.Name("isclose") | ast.Attribute(ast.Name("math"), "isclose"), [call, value], options)
         ):
-            tolerances = {str(each.arg): literal(each.value) for each in options}
+            tolerances = {str(keyword.arg): literal(keyword.value) for keyword in options}
             passes = lambda result, expected: math.isclose(result, expected, **tolerances)
         case ast.Assert(ast.Compare(call, [ast.Is()], [ast.Constant(True | False | None) as value])):
             passes = operator.is_
@@ -115,7 +115,7 @@ def same_result(result: Any, expected: Any) -> bool:
 def _literal_call(call: ast.expr) -> tuple[str, str]:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise ValueError("no call of a function")
-    for argument in (*call.args, *(each.value for each in call.keywords)):
+    for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
         ast.literal_eval(argument)
     return call.func.id, ast.unparse(call)
 
@@ -126,7 +126,7 @@ def all_pass(calls: Sequence[Call], output: str) -> bool:
     if len(line) > 1000 + 20 * sum(len(repr(call.expected)) for call in calls):
         return False  # longer than what is expected in any notation: not worth the time to read
     try:
-        results = [_unpack(each) for each in json.loads(line)]
+        results = [_unpack(packed) for packed in json.loads(line)]
         return all(call.passes(result, call.expected) for call, result in zip(calls, results, strict=True))
     except Exception:  # the program may have written anything
         return False

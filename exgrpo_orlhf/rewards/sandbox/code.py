@@ -119,7 +119,7 @@ def last_program(response: str) -> str | None:
     if opened is not None:
         blocks.append((_tag(opened), _without_last_tokens(text[opened.end() :])))
     blocks = [(tag, content) for tag, content in ([] if thinking else blocks) or earlier if content.strip()]
-    programs = [each for tag, each in blocks if tag in _PYTHON] or [each for tag, each in blocks if not tag]
+    programs = [body for tag, body in blocks if tag in _PYTHON] or [body for tag, body in blocks if not tag]
     if not programs:
         return None
     program = re.sub(r"\A(?:[ \t\r]*\n)+", "", programs[-1]).rstrip("\r\n")

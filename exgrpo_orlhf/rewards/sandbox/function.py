@@ -131,11 +131,11 @@ def grading(
     if not callable(function):
         raise ValueError(f"Verifier.function = {where!r}: the file defines no function {name!r}")
     parameters = inspect.signature(function).parameters
-    of_tool = [each for each in _FORMS if tool in (None, each.tool)]
-    marked = [each for each in of_tool if not parameters.keys().isdisjoint(each.marks)]
+    of_tool = [candidate for candidate in _FORMS if tool in (None, candidate.tool)]
+    marked = [candidate for candidate in of_tool if not parameters.keys().isdisjoint(candidate.marks)]
     form = next(iter(marked or (of_tool if tool else [])), None)
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    required = {name for name, each in parameters.items() if each.default is each.empty and each.kind not in (2, 4)}
+    takes_all = any(arg.kind is arg.VAR_KEYWORD for arg in parameters.values())
+    required = {name for name, arg in parameters.items() if arg.default is arg.empty and arg.kind not in (2, 4)}
     known = set(form.arguments([Answer("", "")], {})) if form else set()
     if form is None or (form.tool != "trl" and required - known):
         bound = "" if tool is None else f" with Verifier.tool = {tool!r}"
@@ -166,13 +166,13 @@ def grading(
         except Exception as error:
             return [Grade("error", None, reason=placed(error, file))] * len(answers)
         graded = []
-        for reward, score, own in zip(rewards, scores, own_logs, strict=True):
+        for reward, score, noted in zip(rewards, scores, own_logs, strict=True):
             if reward is None or score is None:
-                graded.append(Grade("error", None, reason=f"{place}: it returned None", logs=own, abstains=True))
+                graded.append(Grade("error", None, reason=f"{place}: it returned None", logs=noted, abstains=True))
             elif fault := _fault(reward) or _fault(score):
                 graded.append(Grade("error", None, reason=f"{place}: {fault}"))
             else:
-                graded.append(Grade("correct" if score >= success_at else "wrong", reward, reason=left_out, logs=own))
+                graded.append(Grade("correct" if score >= success_at else "wrong", reward, reason=left_out, logs=noted))
         return graded
 
     return Grading(calls, grade)
@@ -201,11 +201,12 @@ def _read(result: Any, form: _Form, count: int) -> tuple[list[float | None], lis
             raise ValueError(f"it must return a list with a reward for each response, got {results!r:.80}")
     if len(results) != count:
         raise ValueError(f"it must return one reward for each response, got {len(results)} for {count}")
-    rewards = [_number(each, form.reward) for each in results]
-    dicts = [each for each in results if isinstance(each, Mapping)]
-    names = dict.fromkeys(name for each in dicts for name in each if name != form.reward)
-    logs = {name: [each.get(name) for each in dicts] for name in names} if len(dicts) == count else {}
-    return rewards, rewards, {name: own for name, own in logs.items() if all(isinstance(x, int | float) for x in own)}
+    rewards = [_number(item, form.reward) for item in results]
+    dicts = [item for item in results if isinstance(item, Mapping)]
+    names = dict.fromkeys(name for item in dicts for name in item if name != form.reward)
+    logs = {name: [item.get(name) for item in dicts] for name in names} if len(dicts) == count else {}
+    numbers = {name: values for name, values in logs.items() if all(isinstance(x, int | float) for x in values)}
+    return rewards, rewards, numbers
 
 
 def _number(result: Any, key: str | None) -> float | None:

@@ -59,13 +59,13 @@ def run(
     # The base interpreter: a virtual environment's folder may lie beside files that must stay hidden.
     path = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     interpreter = str(path if path.exists() else Path(sys.executable).resolve())
-    own = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}
-    own = {each for each in own if not any(Path(each).is_relative_to(system) for system in _SYSTEM)}
+    folders = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}
+    folders = {folder for folder in folders if not any(Path(folder).is_relative_to(system) for system in _SYSTEM)}
     orders = {
         "command": [interpreter, "-I", "-B", "-X", f"int_max_str_digits={MOST_DIGITS}", *program],
         "inputs": list(inputs),
         "environment": {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-        "folders": [*_SYSTEM, *own],  # visible inside
+        "folders": [*_SYSTEM, *folders],  # visible inside
         "timeout": timeout,
         "memory": memory,
         "most_output": _MOST_OUTPUT,
@@ -89,7 +89,7 @@ def run(
             "needs Linux 5.14 or newer with seccomp, and user namespaces (sysctl user.max_user_namespaces; in a "
             "container, a seccomp and AppArmor profile that allows them)"
         )
-    return [Run(**each) for each in answer["results"]]
+    return [Run(**result) for result in answer["results"]]
 
 
 def check_available() -> None:

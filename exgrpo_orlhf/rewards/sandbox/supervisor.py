@@ -30,11 +30,11 @@ def results(orders: dict[str, Any], root: bool, empty_scratch: Callable[[], None
     """
     end = time.monotonic() + orders["timeout"]
     runs: list[dict[str, Any]] = []
-    left = orders["most_output_of_all"]
+    room = orders["most_output_of_all"]
     for text in orders["inputs"]:
         empty_scratch()
-        runs.append(_run(orders, text, root, end, min(left, orders["most_output"])))
-        left -= len(runs[-1]["output"].encode())
+        runs.append(_run(orders, text, root, end, min(room, orders["most_output"])))
+        room -= len(runs[-1]["output"].encode())
         if runs[-1]["how"] != "exit 0":
             break
     return runs

@@ -165,8 +165,8 @@ def _statements(text: str, options: Mapping[str, str]) -> list[str]:
 
 def _another(text: str, end: int, label: str, options: Mapping[str, str]) -> bool:
     """Whether a label that ends there is joined with another option's: (A) or (B), (A)(B)."""
-    more = _MORE.match(text, end)
-    return more is not None and more[1] in options and more[1] != label
+    joined = _MORE.match(text, end)
+    return joined is not None and joined[1] in options and joined[1] != label
 
 
 def _label(text: str, options: Mapping[str, str]) -> str | None:

@@ -185,13 +185,13 @@ def _any_order(gold: Sequence[str], answer: Sequence[str], level: int) -> bool:
     gold, answer = ([*dict.fromkeys(p for part in side for p in items(alternatives(part)))] for side in (gold, answer))
     if len(gold) != len(answer) or len(gold) > _MOST_PARTS:
         return False
-    left = list(answer)
+    unmatched = list(answer)
     for part in gold:
-        alike = (other for other in left if canonical(part) == canonical(other))
-        match = next(alike, None) or next((other for other in left if _same(part, other, level + 1)), None)
+        alike = (other for other in unmatched if canonical(part) == canonical(other))
+        match = next(alike, None) or next((other for other in unmatched if _same(part, other, level + 1)), None)
         if match is None:
             return False
-        left.remove(match)
+        unmatched.remove(match)
     return True
 
 
@@ -237,7 +237,7 @@ def _same_relation(gold: str, answer: str, level: int) -> bool | None:
         left_a, left_b = a[0][1], b[0][1]
         if canonical(left_a) == canonical(left_b) or (len(a) > 2 and is_name(left_a)):
             return _same(a[-1][1], b[-1][1], level + 1)
-        names = [left for left in (left_a, left_b) if is_name(left)]
+        names = [side for side in (left_a, left_b) if is_name(side)]
         if len(names) == 2 and _same(a[-1][1], b[-1][1], level + 1):
             # y = 2x is f(x) = 2x, but x = 1 is not y = 1.
             return number(a[-1][1]) is None and any(re.fullmatch(r"y|.*\(.*", name) for name in names)

@@ -100,7 +100,7 @@ def answer_in(response: str) -> list[Extracted]:
 
 def last_statement(text: str) -> str | None:
     """What follows the last "the answer is": a formula if there is one, else the words up to the sentence's end."""
-    matches = [each for each in _STATEMENT.finditer(text) if text[each.end() : each.end() + 500].strip(" \n.*")]
+    matches = [found for found in _STATEMENT.finditer(text) if text[found.end() : found.end() + 500].strip(" \n.*")]
     if not matches:
         return None
     match = matches[-1]

@@ -250,6 +250,6 @@ def _close(a: Fraction, b: Fraction, gold: Number, answer: Number) -> bool:
         return False  # 5e3 is not 5.4e3
     to_digits = Context(prec=gold.digits, rounding=ROUND_HALF_UP)
     expected, rounded_answer = (
-        to_digits.divide(*map(Decimal, each.value.as_integer_ratio())) for each in (gold, answer)
+        to_digits.divide(*map(Decimal, side.value.as_integer_ratio())) for side in (gold, answer)
     )
     return expected == rounded_answer

@@ -67,7 +67,7 @@ def grade_by_math_verify(answer: Answer) -> Grade:
         return Grade("no_answer", 0.0)
     extracted = str(parsed_answer[-1])  # the text that was parsed, beside the expression
     for gold in golds:
-        verdicts = [same_notation(gold, each.text) for each in answer_in(answer.response)]
+        verdicts = [same_notation(gold, candidate.text) for candidate in answer_in(answer.response)]
         if any(verdicts):
             return Grade("correct", 1.0, extracted=extracted)
         if False in verdicts:
@@ -85,7 +85,7 @@ def _no_gold(answer: Answer) -> Grade:
 def gold_texts(gold: Any) -> list[str]:
     """The texts of a gold answer: text, a number, or a list of alternatives. [] where it holds no answer."""
     if isinstance(gold, list | tuple):
-        return [text for each in gold for text in gold_texts(each)]
+        return [text for alternative in gold for text in gold_texts(alternative)]
     if isinstance(gold, float) and not math.isfinite(gold):
         return []
     if isinstance(gold, int | float) and not isinstance(gold, bool):
@@ -105,11 +105,11 @@ def gold_texts(gold: Any) -> list[str]:
 def _grade(gold: str, answer: Answer) -> Grade:
     if choice.gold_option(gold):
         return choice.grade(answer._replace(gold=gold))
-    candidates = [each for each in answer_in(answer.response) if _says_something(each, gold)]
+    candidates = [found for found in answer_in(answer.response) if _says_something(found, gold)]
     if not candidates:
         return Grade("no_answer", 0.0)
-    for each in candidates:
-        for text in _readings(each, gold):
+    for candidate in candidates:
+        for text in _readings(candidate, gold):
             if same(gold, text):
                 return Grade("correct", 1.0, extracted=text)
     return Grade("wrong", 0.0, extracted=candidates[0].text)

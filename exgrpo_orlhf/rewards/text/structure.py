@@ -153,10 +153,10 @@ def interval(text: str) -> Interval | None:
     return None
 
 
-def _both(one: str, other: str) -> Interval | None:
+def _both(first: str, second: str) -> Interval | None:
     """x > 1 and x < 2."""
-    a, b = interval(one), interval(other)
-    if a is None or b is None or {a.low, b.low}.isdisjoint({"-\\infty"}) or relation(one)[0] != relation(other)[0]:
+    a, b = interval(first), interval(second)
+    if a is None or b is None or {a.low, b.low}.isdisjoint({"-\\infty"}) or relation(first)[0] != relation(second)[0]:
         return None
     low, high = (a, b) if b.low == "-\\infty" else (b, a)
     return Interval(low.left, low.low, high.high, high.right) if low.high == "\\infty" else None

@@ -71,19 +71,19 @@ def _surely_different(a: Any, b: Any, tolerance: float = 1e-6) -> bool:
 
     Of numbers the difference is relative, so that math-verify, which rounds to six decimals, compares no tiny ones.
     """
-    for each in (a, b):
+    for expression in (a, b):
         # A lone symbol may be a word; an integral, a sum or a limit may take longer to evaluate than to compare.
         if (
-            not isinstance(each, Expr)
-            or isinstance(each, Symbol | MatrixExpr)
-            or each.has(Integral, Sum, Product, Limit, Derivative)
+            not isinstance(expression, Expr)
+            or isinstance(expression, Symbol | MatrixExpr)
+            or expression.has(Integral, Sum, Product, Limit, Derivative)
         ):
             return False
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     point = {symbol: 1.1 + 0.37 * i for i, symbol in enumerate(symbols)}  # positive, where roots are real
     try:
         # strict: a difference that cancels (\sqrt{8} - 2\sqrt{2}) has no digits, and raises an error
-        x, y = (each.subs(point).evalf(15, strict=not symbols) for each in (a, b))
+        x, y = (side.subs(point).evalf(15, strict=not symbols) for side in (a, b))
         return bool(abs(x - y) > tolerance * max(float(bool(symbols)), abs(x), abs(y)))
     except MemoryError:
         raise
