@@ -26,34 +26,34 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-class Bound(NamedTuple):
-    """Which values of its type a setting takes, and how a message says it: `rho: Annotated[float, Bound(…)]`."""
+class Constraint(NamedTuple):
+    """Which values of its type a setting takes, and how a message says it: `rho: Annotated[float, Constraint(…)]`."""
 
     says: str
     holds: Callable[[Any], bool]
 
 
-def at_least(low: int) -> Bound:
-    return Bound(f"must be at least {low}", lambda value: value >= low)
+def at_least(low: int) -> Constraint:
+    return Constraint(f"must be at least {low}", lambda value: value >= low)
 
 
-def reference(method: str, example: str) -> Bound:
+def reference(method: str, example: str) -> Constraint:
     """Of a setting that takes an object with this method, in a gin file a reference."""
-    return Bound(f"must be a reference such as {example}", lambda value: callable(getattr(value, method, None)))
+    return Constraint(f"must be a reference such as {example}", lambda value: callable(getattr(value, method, None)))
 
 
 Count = Annotated[int, at_least(1)]
 Natural = Annotated[int, at_least(0)]
-NotNegative = Annotated[float, Bound("must be at least 0 and finite", lambda value: 0 <= value < math.inf)]
-Finite = Annotated[float, Bound("must be a finite number", math.isfinite)]
-Positive = Annotated[float, Bound("must be positive and finite", lambda value: 0 < value < math.inf)]
-Share = Annotated[float, Bound("must lie in [0, 1]", lambda value: 0 <= value <= 1)]
-ShareBelowOne = Annotated[float, Bound("must lie in [0, 1)", lambda value: 0 <= value < 1)]
-PositiveShare = Annotated[float, Bound("must lie in (0, 1]", lambda value: 0 < value <= 1)]
+NotNegative = Annotated[float, Constraint("must be at least 0 and finite", lambda value: 0 <= value < math.inf)]
+Finite = Annotated[float, Constraint("must be a finite number", math.isfinite)]
+Positive = Annotated[float, Constraint("must be positive and finite", lambda value: 0 < value < math.inf)]
+Share = Annotated[float, Constraint("must lie in [0, 1]", lambda value: 0 <= value <= 1)]
+ShareBelowOne = Annotated[float, Constraint("must lie in [0, 1)", lambda value: 0 <= value < 1)]
+PositiveShare = Annotated[float, Constraint("must lie in (0, 1]", lambda value: 0 < value <= 1)]
 
 
 def check_settings(owner: type, values: Mapping[str, Any], prefix: str | None = None) -> None:
-    """Compare arguments of a class with their annotations: a type or several, `Literal`, and `Bound` in `Annotated`.
+    """Compare arguments of a class with their annotations: types, `Literal`, and `Constraint` in `Annotated`.
 
     What a tuple or a mapping holds is left to the class, and so is a `Literal` beside a type.
     values: by parameter; those of no parameter are skipped. prefix: of a parameter in the message, if it is not the
@@ -65,7 +65,9 @@ def check_settings(owner: type, values: Mapping[str, Any], prefix: str | None = 
             raise ValueError(f"{prefix or f'{owner.__name__}.'}{parameter} {takes} got {values[parameter]!r:.200}")
 
 
-_BETAS = Bound("must be two numbers in [0, 1)", lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas))
+_BETAS = Constraint(
+    "must be two numbers in [0, 1)", lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+)
 MOST_ROWS = 2**20  # of a batch: a slip of the keyboard would fill the memory before a word is said
 
 
@@ -95,7 +97,7 @@ class TrainSettings:
 
     steps: Natural = 200
     questions_per_step: Count = 32
-    group_size: Annotated[int, Bound("(K) must be at least 2", lambda value: value >= 2)] = 8
+    group_size: Annotated[int, Constraint("(K) must be at least 2", lambda value: value >= 2)] = 8
     seed: Natural = 0
     eval_every: Count | None = 20
     save_every: Count = 50

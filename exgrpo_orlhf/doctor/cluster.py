@@ -41,7 +41,7 @@ STATES = "states.json"  # in the run's folder: those after its last step
 
 
 @dataclass(frozen=True)
-class Orders:
+class CheckPlan:
     """What the doctor's trainer is to check. It reaches the trainer as `args.exgrpo_doctor`.
 
     checks: names of the checks to make, in order
@@ -56,19 +56,19 @@ class Orders:
     paths: Sequence[str]
 
 
-def orders(checks: Sequence[str], paths: Sequence[str], environ: Mapping[str, str], cpu_bench: bool) -> Orders:
+def check_plan(checks: Sequence[str], paths: Sequence[str], environ: Mapping[str, str], cpu_bench: bool) -> CheckPlan:
     """environ: what the user has set; cpu_bench: whether the CPU test layout sets some of these variables itself"""
     same = forwarded(environ).keys() & environ.keys() - (cpu.environment().keys() if cpu_bench else set())
     of_nodes = [name for name in not_forwarded(environ) if name != "CUDA_VISIBLE_DEVICES"]  # Ray sets it in actors
-    return Orders(checks, {name: environ[name] for name in sorted(same)}, of_nodes, paths)
+    return CheckPlan(checks, {name: environ[name] for name in sorted(same)}, of_nodes, paths)
 
 
 class DoctorTrainer(MixedTrainer):
     """Makes the checks, one of which is a short run; when resumed, the step that continues it."""
 
     def fit(self) -> None:
-        self.orders: Orders = self.args.exgrpo_doctor
-        for name in self.orders.checks:
+        self.plan: CheckPlan = self.args.exgrpo_doctor
+        for name in self.plan.checks:
             try:
                 self._put(getattr(self, f"check_{name}")())
             except Exception as error:
@@ -106,7 +106,7 @@ class DoctorTrainer(MixedTrainer):
         sees the model, if it is a path."""
         marker = self.spec.run / f".marker-{uuid.uuid4().hex}"
         marker.touch()
-        missing = self._ranks("sees", str(marker), list(self.orders.paths))
+        missing = self._ranks("sees", str(marker), list(self.plan.paths))
         written = {int(path.name.rpartition("-")[2]) for path in marker.parent.glob(f"{marker.name}-*")}
         for path in marker.parent.glob(f"{marker.name}*"):
             path.unlink()
@@ -121,7 +121,7 @@ class DoctorTrainer(MixedTrainer):
 
     def check_environment(self) -> Finding:
         """The driver's variables that matter are set in every actor; those that are passed on have the same value."""
-        same, present = self.orders.same, self.orders.present
+        same, present = self.plan.same, self.plan.present
         lost: dict[str, list[str]] = {}
         for place, found in self._ranks("whereabouts", [*same, *present]):
             for name in [*(n for n in same if found.get(n) != same[n]), *(n for n in present if n not in found)]:

@@ -132,7 +132,7 @@ def _on_the_layout(
         """The doctor's policy actor, trainer and vLLM engine. Called when OpenRLHF can be imported."""
         from . import actors, cluster
 
-        args.exgrpo_doctor = cluster.orders(part, paths, environ, settings.cpu_bench)
+        args.exgrpo_doctor = cluster.check_plan(part, paths, environ, settings.cpu_bench)
         return actors.DoctorActor, cluster.DoctorTrainer, actors.DoctorEngine
 
     needed = {"resume": "step", "sync": "gradient"}  # a checkpoint; an update

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from ..settings import Bound, Count, Finite, Positive, check_settings, require
+from ..settings import Constraint, Count, Finite, Positive, check_settings, require
 from ..workers.fork_server import ForkServer, kept
 
 
@@ -41,7 +41,7 @@ class Environment:
     stop: tuple[str, ...] = ()
     timeout: Positive = 10.0
     recheck_every: Count | None = None
-    memory: Annotated[int, Bound("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
+    memory: Annotated[int, Constraint("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
 
     def __post_init__(self) -> None:
         check_settings(Environment, vars(self))

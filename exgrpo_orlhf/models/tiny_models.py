@@ -25,7 +25,7 @@ import numpy as np
 from .. import cache, paths, weights
 from ..engines.rows import ForwardRow, padded
 from ..lazy import torch, transformers
-from ..settings import Bound, Count, Natural, Share, check_settings, require
+from ..settings import Constraint, Count, Natural, Share, check_settings, require
 from ..tasks import modular_chains, reasoning_gym
 from ..tasks.made_questions import Operands
 from ..tasks.modular_chains import OPERATORS, PRESETS, Beliefs
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 PAD, END = "<pad>", "<end>"  # the first one has the id 0, with which rows are padded
 _IGNORED = -100  # label of a token that is not learnt
-_WIDTH = Bound("must be a positive multiple of 32", lambda value: value > 0 == value % 32)
-_RATE = Bound("must be between 0 and 1", lambda value: 0 < value < 1)
+_WIDTH = Constraint("must be a positive multiple of 32", lambda value: value > 0 == value % 32)
+_RATE = Constraint("must be between 0 and 1", lambda value: 0 < value < 1)
 
 
 @dataclass(frozen=True, kw_only=True)

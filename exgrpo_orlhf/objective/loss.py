@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..lazy import torch
 from ..records import Row, mean
-from ..settings import Bound, Count, NotNegative, Positive, Share, check_settings, require
+from ..settings import Constraint, Count, NotNegative, Positive, Share, check_settings, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +116,9 @@ class MixedPolicyLoss:
     clip_low: Share | None = 0.2
     clip_high: NotNegative | None = 0.2
     clips_mixed: bool = True
-    dual_clip: Annotated[float, Bound("must be above 1 and finite", lambda value: 1 < value < math.inf)] | None = None
+    dual_clip: Annotated[float, Constraint("must be above 1 and finite", lambda value: 1 < value < math.inf)] | None = (
+        None
+    )
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
     response_length: Count = 8192
     entropy_coef: NotNegative = 0.0

@@ -20,7 +20,7 @@ from ..records import Message, Question
 from ..settings import Count, check_settings, require
 from ..weights import first_line
 from .special_tokens import SpecialTokens
-from .templates import TEMPLATES, Template, take_chat_template, taken
+from .templates import TEMPLATES, Template, take_chat_template, template_kwargs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -295,7 +295,7 @@ class PromptEncoder:
         messages = [{"role": role, "content": content} for role, content in turns]
         ending: Any = {"continue_final_message" if turns[-1][0] == "assistant" else "add_generation_prompt": True}
         where = f"{_name(question)}: the chat template of {self.tokenizer.name_or_path}"
-        kwargs = taken(self._kwargs, question.meta.get("chat_template_kwargs"), self.tokenizer, where)
+        kwargs = template_kwargs(self._kwargs, question.meta.get("chat_template_kwargs"), self.tokenizer, where)
         system = ["".join(content.split()) for role, content in turns if role == "system"]
         remedy = "; Prompts.system = '' leaves the system message out" if system else ""
         try:

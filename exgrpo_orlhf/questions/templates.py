@@ -62,7 +62,7 @@ TEMPLATES: dict[str, Template] = {
 }
 
 
-def taken(common: Mapping[str, Any], own: Any, tokenizer: Any, where: str) -> dict[str, Any]:
+def template_kwargs(common: Mapping[str, Any], own: Any, tokenizer: Any, where: str) -> dict[str, Any]:
     """What a chat template takes besides the messages. own: a question's, which win, or None
 
     Raises ValueError for one that the template does not read, which jinja would ignore."""

@@ -17,7 +17,7 @@ from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction
 from .difficulty_measure import ByAccuracy, BySpread, spread_levels
 from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy
-from .stored import Changes, QuestionRecord, Stored
+from .stored import BufferEntry, Changes, QuestionRecord
 
 TRAJECTORY_BYTES = 64  # counted for each trajectory besides its tokens
 
@@ -224,7 +224,7 @@ class ReplayBuffer:
                 raise ValueError(f"question {question_id}: a truncated response is not stored")
             key = trajectory.key
             earlier = next((i for i, old in enumerate(record.stored) if old.key == key), None)
-            self._add(question_id, record, Stored(_owned(trajectory), key, self.next_sequence))
+            self._add(question_id, record, BufferEntry(_owned(trajectory), key, self.next_sequence))
             if earlier is not None:
                 self._forget(record, earlier)
             self.next_sequence += 1
@@ -250,7 +250,7 @@ class ReplayBuffer:
     def restore(
         self,
         records: Iterable[tuple[str, QuestionRecord]],
-        stored: Sequence[tuple[str, Stored]],
+        stored: Sequence[tuple[str, BufferEntry]],
         retired: Mapping[str, int],
         next_sequence: int,
     ) -> None:
@@ -295,7 +295,7 @@ class ReplayBuffer:
         while self.max_bytes is not None and self.n_bytes > self.max_bytes:
             self._evict(self._oldest())
 
-    def _add(self, question_id: str, record: QuestionRecord, stored: Stored, enter: bool = True) -> None:
+    def _add(self, question_id: str, record: QuestionRecord, stored: BufferEntry, enter: bool = True) -> None:
         record.stored.append(stored)
         self._order[stored.sequence] = question_id
         self.n_tokens += len(stored.trajectory)

@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ..settings import Bound, Positive, check_settings, require
+from ..settings import Constraint, Positive, check_settings, require
 from .difficulty import LEVELS, DifficultyBuckets
 from .indexed_set import IndexedSet
 
-SIGMA = Bound("must be a positive number (at least 1e-6)", lambda value: 1e-6 <= value < math.inf)
+SIGMA = Constraint("must be a positive number (at least 1e-6)", lambda value: 1e-6 <= value < math.inf)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ..files import Files, checksum, record, sha256, write
 from ..records import Trajectory
 from .buffer import ReplayBuffer
 from .retirement import RetirementPolicy
-from .stored import QuestionRecord, Stored
+from .stored import BufferEntry, QuestionRecord
 
 FORMAT = "exgrpo-replay-buffer"
 VERSION = 5
@@ -130,7 +130,7 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
     stored = []
     for row in read_rows(trajectories):
         trajectory = trajectory_of(row)
-        stored.append((row["question_id"], Stored(trajectory, trajectory.key, row["sequence"])))
+        stored.append((row["question_id"], BufferEntry(trajectory, trajectory.key, row["sequence"])))
     buffer.restore(records.items(), stored, retired, manifest["next_sequence"])
     return buffer
 

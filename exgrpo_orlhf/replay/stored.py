@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..records import Trajectory
 
 
-class Stored(NamedTuple):
+class BufferEntry(NamedTuple):
     """A trajectory in the buffer. key: `trajectory.key`; sequence: its place in the order of storing."""
 
     trajectory: Trajectory
@@ -46,4 +46,4 @@ class QuestionRecord:
     observed_step: int
     streak: int = 0
     spread: Fraction | None = None
-    stored: list[Stored] = field(default_factory=list)
+    stored: list[BufferEntry] = field(default_factory=list)

@@ -16,7 +16,7 @@ from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Written, warn_once
 from .pool import Pool
-from .server import RewardServer
+from .server import RewardClient
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Answers:
         self,
         kind: str,
         as_answer: Callable[[Question, Written], Answer],
-        graders: Callable[[], Pool | RewardServer],
+        graders: Callable[[], Pool | RewardClient],
         may_abstain: bool,
     ) -> None:
         """As the `Verifier` has them. may_abstain: whether a function that gives no reward is one of several, and needs
@@ -102,7 +102,7 @@ class Answers:
         self.keys: list[bytes] = []  # of each pair
         self.sent: dict[bytes, tuple[Answer, Future[Grade]]] = {}
         self.unsent: dict[bytes, Answer] = {}  # of a function that gets the whole batch
-        self.pool: Pool | RewardServer | None = None
+        self.pool: Pool | RewardClient | None = None
 
     def add(self, pairs: Sequence[tuple[Question, Written | str]]) -> None:
         """Raises GradingError if grading has failed already."""

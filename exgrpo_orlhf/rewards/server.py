@@ -30,7 +30,7 @@ _SHOWN = 80  # characters of an answer of the server
 _LARGEST = 16 * 2**20  # bytes of an answer: rewards and logs of a thousand responses take less
 
 
-class RewardServer:
+class RewardClient:
     """One server, or several that share the answers. Requests are made in an event loop with its own thread.
 
     urls: addresses, taken in turn; the next one gets an answer that failed
@@ -118,7 +118,7 @@ class RewardServer:
         return response.status_code, bytes(content)
 
 
-server = cache(RewardServer)  # this process's connections with these settings
+server = cache(RewardClient)  # this process's connections with these settings
 os.register_at_fork(after_in_child=server.cache_clear)  # the child has no threads
 
 

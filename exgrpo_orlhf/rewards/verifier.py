@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 
 from ..records import Grade, Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
-from ..settings import Bound, Count, Finite, PositiveShare, Share, check_settings, require
+from ..settings import Constraint, Count, Finite, PositiveShare, Share, check_settings, require
 from .answer import Answer, Written
 from .grading import OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format, weighted_sum
 from .pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
 from .sandbox.function import is_function, name_of
-from .server import RewardServer, address_fault, server, shown
+from .server import RewardClient, address_fault, server, shown
 
 _Kind = Literal[
     "exact", "modular_chain", "chain_steps", "word_problem", "math", "math_verify", "choice", "function",
@@ -71,9 +71,11 @@ class Verifier:
     tries: Count = 3
     format: Literal["think_answer", "boxed"] | None = None
     overlong_share: PositiveShare | None = None
-    timeout: Annotated[float, Bound("must be positive and finite (seconds)", lambda value: 0 < value < math.inf)] = 5.0
-    memory: Annotated[int, Bound("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
-    workers: Annotated[int, Bound("must be at least 0 (0: one a core)", lambda value: value >= 0)] = 0
+    timeout: Annotated[
+        float, Constraint("must be positive and finite (seconds)", lambda value: 0 < value < math.inf)
+    ] = 5.0
+    memory: Annotated[int, Constraint("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
+    workers: Annotated[int, Constraint("must be at least 0 (0: one a core)", lambda value: value >= 0)] = 0
     max_failed_share: Share = 0.25
     tool: Literal["openrlhf", "trl", "verl"] | None = None
     gets: Literal["group", "batch"] | None = None
@@ -306,7 +308,7 @@ class Verifier:
     def _urls(self) -> tuple[str, ...]:
         return (self.url,) if isinstance(self.url, str) else tuple(self.url or ())
 
-    def graders(self) -> Pool | RewardServer:
+    def graders(self) -> Pool | RewardClient:
         """The processes, or the server's connections, for the settings on which a verdict depends."""
         if self.kind == "http":
             return server(self._urls(), self.timeout, self.tries, self.workers or 16, less_rounding(self.success_at))

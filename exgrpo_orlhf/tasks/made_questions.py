@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from ..records import Question
-from ..settings import Bound, check_settings
+from ..settings import Constraint, check_settings
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv
@@ -21,11 +21,11 @@ _DRAWS = 20_000  # after that many draws without a new question (about two secon
 VALIDATION_ONE_IN = 10  # about one question in ten is a validation question
 
 
-def _levels(least: int) -> Bound:
+def _levels(least: int) -> Constraint:
     holds = lambda levels: (
         0 < len(levels) == len({*levels}) and all(type(level) is int and level >= least for level in levels)
     )
-    return Bound(f"must be a non-empty tuple of distinct integers of at least {least}", holds)
+    return Constraint(f"must be a non-empty tuple of distinct integers of at least {least}", holds)
 
 
 # What the fields of questions made here, and of the models that learn them, may be; `check_settings` reads it.
