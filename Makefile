@@ -1,6 +1,6 @@
 # make quickstart   virtual environment, install, train the tiny model with ExGRPO and on-policy, compare
 # make test         the tests that take minutes together, in two processes
-# make test-all     those, then the slow ones: kills, browsers, whole OpenRLHF runs
+# make test-all     those, then the slow ones (a second and a half or more): kills, browsers, whole OpenRLHF runs
 # make test-long    what takes too long to run with them each time: campaigns, studies, more OpenRLHF runs
 # make campaign     30 minutes of kills and damage at random (docs/dev/reliability.md)
 # make lint         ruff and mypy
@@ -21,9 +21,10 @@ quickstart: install
 test: install
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS) --dist loadfile
 
-# The tests of OpenRLHF come one after another in one process (tests/conftest.py): they wait more than they compute.
+# The tests of OpenRLHF come one after another in one process (tests/conftest.py), for which there is one more: they wait
+# more than they compute.
 test-all: test
-	$(BIN)/python -m pytest -m "slow and not long" -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -m "slow and not long" -n $$(($(JOBS) + 1)) --dist loadgroup
 
 test-long: install
 	$(BIN)/python -m pytest -m long -n $(JOBS) --dist loadgroup

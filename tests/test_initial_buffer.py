@@ -176,6 +176,7 @@ def experts(tmp_path) -> Path:
     return tmp_path / "experts.jsonl"
 
 
+@pytest.mark.slow
 def test_a_model_that_is_next_to_never_right_learns_from_experts_in_every_group(raw_model, tmp_path):
     """Eight questions, which on-policy training from here would learn nothing about in as many steps."""
     questions = ModularChains(count=8, operands=(2,)).load()
@@ -200,6 +201,7 @@ def test_a_run_that_collects_nothing_leaves_its_experience_as_it_came(warm_model
     assert set(pq.read_table(folder / "questions.parquet").to_pydict()["observed_step"]) == {0}
 
 
+@pytest.mark.slow
 def test_experts_are_read_once_and_a_resumed_run_has_them_from_its_checkpoint(warm_model, experts, tmp_path):
     straight = go(warm_model, tmp_path / "straight", experts, "train.steps = 4")
     go(warm_model, tmp_path / "run", experts, "train.steps = 2")

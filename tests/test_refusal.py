@@ -48,6 +48,7 @@ def test_a_mistake_is_one_line_before_anything_heavy_is_imported(mistake, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_what_libraries_say_when_they_are_imported_is_not_on_the_terminal():
     """pynvml's deprecation and DeepSpeed's choice of a CPU, where they are installed."""
     program = """
@@ -94,6 +95,7 @@ def test_more_threads_than_cores_are_said_at_the_start(tmp_path):
     assert "holds a run already" in refusal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smoke", [[], ["--smoke"]], ids=["run", "smoke"])
 def test_a_folder_that_holds_a_run_or_cannot_be_made_is_refused_as_early(smoke, tmp_path):
     def refusal(out) -> str:

@@ -189,6 +189,7 @@ def test_weights_in_half_precision_in_a_pickle_or_with_a_tied_head_of_their_own_
         weights.check_model_files(pickled, tokenizer)
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_no_finding_in_a_forked_process(raw_model):
     tokenizer = AutoTokenizer.from_pretrained(raw_model)
     weights.check_model_files(raw_model, tokenizer)  # torch has its threads before the fork

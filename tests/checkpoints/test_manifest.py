@@ -95,6 +95,7 @@ def test_a_checkpoint_under_another_name_is_refused(run, warm_model):
     assert "this is the manifest of checkpoint-4" in refused(warm_model, run)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_refused(run, warm_model, tmp_path):
     """Even if it has the same configuration and step; a folder that has no run yet takes it, and its identity."""
     go(warm_model, tmp_path / "other", resume=False)
@@ -283,6 +284,7 @@ def test_a_manifest_of_another_program_is_none_of_ours(warm_model, tmp_path):
     assert PretrainedModel(str(folder)).prepare() == str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "binding", ["LoRA.rank = 2", "MixedPolicyLoss.kl_coef = 0.01"], ids=["the base of an adapter", "the reference"]
 )

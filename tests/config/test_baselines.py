@@ -100,6 +100,7 @@ def brought(warm_model, tmp_path_factory) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_model, tmp_path):
     rows = go(warm_model, tmp_path, name, *brought.get(name, []))
@@ -122,6 +123,7 @@ def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_mod
     assert any(row.get("replay/injected", 0) > 0 for row in rows) == (name == "arpo")
 
 
+@pytest.mark.slow
 def test_the_recipe_of_su01_trains_and_does_what_it_says(warm_model, tmp_path):
     """K = 4 here: retirement from 3 of 4 on."""
     rows = go(warm_model, tmp_path, "recipes/su01", "ModularChains.count = 60")

@@ -99,6 +99,7 @@ def ended(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [("#41", "it is #42"), ("#41", "no", "#43")], ids=["right", "three times wrong"])
 def test_a_file_of_openrlhf_runs_unchanged_over_several_turns(answers, capfd):
     episode = begin(Environment(str(BUILDERS / "agent_file.py"), timeout=WAIT))
@@ -228,6 +229,7 @@ def test_megabytes_pass_in_both_directions_and_a_hung_episode_takes_them_without
     episode.close()
 
 
+@pytest.mark.slow
 def test_two_hundred_episodes_at_once(broken):
     close_workers()
     with ThreadPoolExecutor(4) as threads:  # which end while the episodes go on
@@ -289,6 +291,7 @@ def test_after_the_process_that_forks_was_killed_the_next_episode_begins_as_ever
     again.close()
 
 
+@pytest.mark.slow
 def test_no_process_is_left_when_the_caller_ends_or_is_killed(broken):
     source = (
         "import os, pickle, sys\nfrom exgrpo_orlhf.environments import Environment\n"

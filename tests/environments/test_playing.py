@@ -129,6 +129,7 @@ def test_turns_are_limited_and_their_rewards_add_up(warm_model, own):
     assert {(one.finish, one.grade.reward, one.grade.correct) for one in rollouts} == {("length", 0.75, True)}
 
 
+@pytest.mark.slow
 def test_what_a_reset_adds_to_the_prompt_is_the_environments(warm_model, own):
     engine, groups = played(warm_model, own(added="1+2=", done=True))
     for one in groups[0].rollouts:
@@ -180,6 +181,7 @@ def test_the_verifier_grades_the_text_of_the_episode_if_it_is_asked_to(warm_mode
             assert one.grade == Verifier("modular_chain").grade(group.question, engine.decode(one.token_ids))
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_failing_episodes_and_evaluates_by_episodes(warm_model, own, tmp_path):
     environment = own(step="if len(states['observation_text']) % 3 == 0: raise KeyError('gone')", done=True)
     bindings = [
@@ -196,6 +198,7 @@ def test_training_goes_on_with_failing_episodes_and_evaluates_by_episodes(warm_m
     assert any('"verdict": "error"' in file.read_text() for file in samples if file.suffix == ".jsonl")
 
 
+@pytest.mark.slow
 def test_an_agent_file_of_openrlhf_is_played_as_it_is(warm_model):
     agent = Environment(str(ROOT / "tests" / "builders" / "agent_file.py"), timeout=120.0)
     engine, groups = played(warm_model, agent, tokens=60)

@@ -82,6 +82,7 @@ def test_with_a_verifier_the_environments_reward_does_not_count(warm_model, tmp_
     assert not any(engine.outdated(stored))
 
 
+@pytest.mark.slow
 def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(
     warm_model, tmp_path, caplog, monkeypatch
 ):

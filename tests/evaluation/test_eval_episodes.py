@@ -38,6 +38,7 @@ def play(bench, warm_model, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_episodes_score_as_in_the_runs_own_evaluation(warm_model, tmp_path, play):
     """The same greedy episodes, one by one, with the same verdicts. The calculator draws no numbers, because the
     seeds of a run's evaluation are others."""
@@ -56,6 +57,7 @@ def test_episodes_score_as_in_the_runs_own_evaluation(warm_model, tmp_path, play
     assert len({each["verdict"] for each in now.values()}) == 2
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_ends_with_the_same_episodes(play):
     """Of episodes that are played together, where one is missing, all are played again."""
     words = (*HERE, "--rows", 8)
@@ -103,6 +105,7 @@ def test_an_environment_that_cannot_be_played_is_refused_before_anything_is_gene
     assert message in play(*words, **arguments, status=2)
 
 
+@pytest.mark.slow
 def test_another_environment_is_another_evaluation(play, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(CALCULATOR.read_text())

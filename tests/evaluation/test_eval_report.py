@@ -94,6 +94,7 @@ def test_the_page_has_the_cells_of_the_terminals_table_the_means_the_record_and_
         assert entry in text
 
 
+@pytest.mark.slow
 def test_the_accuracy_chart_has_every_point_at_its_value(page, folders, tmp_path):
     dom, console = opened(page, tmp_path)
     assert console == []
@@ -144,6 +145,7 @@ def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
     assert "nan" not in "".join(text for chart in drawn for text in numbers(chart))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verdict", ["correct", "wrong", "no_answer", "ungraded", "truncated", "disagree"])
 def test_the_filter_shows_such_samples_and_no_others(page, folders, tmp_path, verdict):
     dom, console = opened(page, tmp_path, f"model=0&benchmark=math500&verdict={verdict}")
@@ -160,6 +162,7 @@ def test_the_filter_shows_such_samples_and_no_others(page, folders, tmp_path, ve
     assert re.search(rf'data-verdict="{verdict}" aria-pressed="true">[a-z, ]+ {len(expected)}<', dom)
 
 
+@pytest.mark.slow
 def test_without_a_state_the_first_benchmark_is_shown_whole(page, tmp_path):
     for state in ("", "summary", "model=7&benchmark=nonesuch&verdict=nonesuch"):
         dom, console = opened(page, tmp_path, state)

@@ -46,6 +46,7 @@ def entry(group: str, of: list[str], is_complete: bool = True) -> dict:
     return {"title": group, "group": group, "of_group": of, "in_mean": True, "whole": is_complete, **counts}
 
 
+@pytest.mark.slow
 def test_the_grader_s_equal_answers_are_one_vote(tmp_path):
     answers = ["1/2", "0.5", "5", "x=5", None, "70,000", "70000", "70000", "\\frac12"]
     [keys] = votes([answers], Verifier("math", workers=1))

@@ -31,6 +31,7 @@ def load(name: str, folder: Path, limit: int | None = None) -> sets.BenchmarkSet
     return sets.load(Definitions().benchmark(name), (folder,), limit, hub=False)
 
 
+@pytest.mark.slow
 def test_official_row_counts_of_the_sets_that_are_here(shared_data):
     for name in ("aime24", "aime25", "math500", "minerva", "arc_c", "mmlu_pro", "gsm8k", "svamp"):
         questions = load(name, shared_data)
@@ -54,6 +55,7 @@ def test_word_problems_by_people_are_graded_from_free_text(name, decimals, share
         assert {math.grade(Answer(gold, text.format(float(gold) + 1))).verdict for gold in golds} == {"wrong"}
 
 
+@pytest.mark.slow
 def test_word_problems_are_the_held_out_ones_by_steps():
     benchmark = Definitions().benchmark("word_problems")
     questions = sets.load(benchmark, (), None)

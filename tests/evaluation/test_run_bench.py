@@ -210,6 +210,7 @@ def test_a_folder_of_another_configuration_is_refused_with_the_differences(raw_m
     assert (tmp_path / "chains" / "samples.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, bench):
     model, out = tmp_path / "model", tmp_path / "x"
     shutil.copytree(warm_model, model)
@@ -296,6 +297,7 @@ def test_responses_finished_before_an_engine_died_are_kept(tmp_path, chains, scr
     assert len(samples(tmp_path)) == 4
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_complete_lines_and_nothing_behind_them(tmp_path, chains):
     words = ("--limit", 40, "--rows", 1)
     files = {name: tmp_path / name / "chains" / "samples.jsonl" for name in ("whole", "full")}
@@ -404,6 +406,7 @@ def test_an_mlflow_that_does_not_answer_loses_nothing(warm_model, tmp_path, benc
     assert results(tmp_path / "x")["benchmarks"]["chains"]["questions"] == 2
 
 
+@pytest.mark.slow
 def test_a_task_of_reasoning_gym_is_a_benchmark_with_its_own_checker(byte_model, tmp_path, bench):
     pytest.importorskip("reasoning_gym", reason="make reasoning-gym")
     block = tmp_path / "mine.toml"

@@ -24,6 +24,7 @@ from exgrpo_orlhf.sampling import Request
 BOX = "\\boxed{2}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "response", "verdict"),
     [
@@ -61,6 +62,7 @@ def test_a_prompt_opens_a_thought_at_its_end_or_in_the_turn_that_the_response_go
     assert not opens_thought("Use <think> and </think>. Answer:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "verdict"), [(BOX, "no_answer"), (f"so</think>{BOX}", "correct")])
 def test_training_validation_and_benchmarks_see_no_answer_in_an_unfinished_thought(
     text, verdict, byte_model, thinking, bench, tmp_path, monkeypatch

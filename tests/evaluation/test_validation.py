@@ -45,6 +45,7 @@ def test_the_metrics_are_those_that_were_announced(more, warm_model, tmp_path):
     assert names == {*metric_names(experiment.evaluation, experiment.validation.load())}
 
 
+@pytest.mark.slow
 def test_responses_have_the_same_seeds_at_every_step_and_training_is_not_touched(warm_model, tmp_path):
     """What changes from step to step is the policy; and how it is evaluated changes no step."""
     runs = trained(warm_model, tmp_path / "sampled", *SAMPLED), trained(warm_model, tmp_path / "greedy")

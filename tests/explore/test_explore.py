@@ -63,6 +63,7 @@ def table(dom: str) -> list[list[str]]:
     return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)]
 
 
+@pytest.mark.slow
 def test_a_questions_life_is_that_of_the_log(run, made, tmp_path):
     log = rows(run / "decisions.jsonl")
     counts = Counter(one for row in log for one in row["replays"].get("id", ()))
@@ -88,6 +89,7 @@ def test_a_questions_life_is_that_of_the_log(run, made, tmp_path):
                 assert cells[2] == f"{at['correct'][i]}/{at['graded'][i]}"
 
 
+@pytest.mark.slow
 def test_search_and_filters_find_what_they_say(run, made, tmp_path):
     log = rows(run / "decisions.jsonl")
     dom, _ = opened(made, tmp_path)
@@ -149,6 +151,7 @@ def test_the_script_writes_the_page_and_says_what_is_missing(run, run_script, tm
     assert done.stderr == f"error: {tmp_path}/decisions.jsonl: no such log, or an empty one; is this a run's folder?\n"
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_marked_so_when_its_page_is_made(warm_model, tmp_path, sqlite, run_script, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite)
     folder = tmp_path / "run"
@@ -163,6 +166,7 @@ def test_a_killed_run_is_marked_so_when_its_page_is_made(warm_model, tmp_path, s
     assert status() == "KILLED"
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_has_a_page_too(run, tmp_path):
     for name in ("decisions.jsonl", "rollouts.jsonl"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
@@ -171,6 +175,7 @@ def test_a_run_without_a_checkpoint_has_a_page_too(run, tmp_path):
     assert (console, "The run has no checkpoint yet" in dom, len(table(dom)) > 0) == ([], True, True)
 
 
+@pytest.mark.slow
 def test_with_graded_rewards_the_spread_of_the_groups_is_drawn_and_without_there_is_no_such_chart(
     warm_model, made, tmp_path
 ):
@@ -190,6 +195,7 @@ def test_with_graded_rewards_the_spread_of_the_groups_is_drawn_and_without_there
 # -- while the run trains ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
     run, tmp_path, sqlite, no_tracking_server, monkeypatch
 ):

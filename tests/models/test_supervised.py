@@ -118,6 +118,7 @@ def test_each_epoch_has_every_example_once_in_another_order(raw_model):
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.slow
 def test_the_examples_become_more_likely_and_the_curve_says_so(raw_model, tmp_path):
     folder = supervised(raw_model, tmp_path, epochs=8).prepare()
     logprobs = [
@@ -169,6 +170,7 @@ def key(model: SupervisedModel, monkeypatch) -> str:
     return folder.name
 
 
+@pytest.mark.slow
 def test_the_name_says_what_makes_a_model_not_where_it_lies(raw_model, warm_model, made, tmp_path, monkeypatch):
     moved = tmp_path / "elsewhere"
     moved.mkdir()
@@ -233,6 +235,7 @@ def run_process(*arguments) -> multiprocessing.Process:
     return process
 
 
+@pytest.mark.slow
 def test_a_killed_start_leaves_no_model_and_begins_again_to_the_same_bits(made, raw_model, tmp_path):
     for kill_at in (5, 10, "saving"):
         process = run_process(tmp_path, raw_model, kill_at)
@@ -246,6 +249,7 @@ def test_a_killed_start_leaves_no_model_and_begins_again_to_the_same_bits(made, 
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == [made.name]
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_make_it_once(made, raw_model, tmp_path):
     first = run_process(tmp_path, raw_model, None, tmp_path / "go")
     wait_until(lambda: (tmp_path / "held").exists() or not first.is_alive())

@@ -75,6 +75,7 @@ def test_a_run_of_no_steps_evaluates_and_saves_the_supervised_model(sft, folder,
     assert json.loads((folder / "results" / "results.json").read_text())["benchmarks"]["chains"]["questions"] == 4
 
 
+@pytest.mark.slow
 def test_a_run_of_no_steps_is_resumed_without_doing_anything_and_can_be_made_longer(sft, folder, warm_model):
     before = (sft / "metrics.jsonl").read_bytes()
     go(warm_model, folder, "sft", resume=True)

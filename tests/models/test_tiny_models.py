@@ -223,6 +223,7 @@ def test_questions_that_a_gym_model_cannot_read_are_refused(prepared_gym, task, 
         GymModel(tasks=task, count=8).prepare()
 
 
+@pytest.mark.slow
 def test_the_whole_algorithm_runs_with_graded_rewards_of_the_library(tmp_path):
     pytest.importorskip("reasoning_gym", reason="make reasoning-gym")
     small = [

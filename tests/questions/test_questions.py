@@ -77,6 +77,7 @@ def test_numbers_keep_their_type_and_in_json_lines_their_spelling(tmp_path):
     assert {q.id for q in same}.isdisjoint(Question.make(q.source, q.prompt, q.answer_text).id for q in same)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_function_gets_numbers_as_numbers_and_a_text_grader_as_text(suffix, tmp_path):
     """The reproduction: == was never true, and a column `answers` took the place of the gold answer."""

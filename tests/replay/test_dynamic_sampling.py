@@ -198,6 +198,7 @@ def go(model: Path, run: Path, *more: str) -> list[dict]:
     return timeless(run)[1:]
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_groups_with_a_signal_alone_and_counts_and_records_all_it_has_sampled(
     warm_model, tmp_path, monkeypatch
 ):

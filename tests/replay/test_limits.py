@@ -58,6 +58,7 @@ def test_a_retired_question_returns_when_its_accuracy_falls():
 # -- age-decayed sampling ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", ["bucket", "question"])
 def test_a_questions_weight_halves_with_every_half_life_of_its_newest_trajectory(weight):
     steps = {"a": 0, "b": 10, "c": 20, "d": 20}

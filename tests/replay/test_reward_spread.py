@@ -174,6 +174,7 @@ def test_the_share_of_right_steps_and_the_success_are_two_things():
     assert grade_steps(question, "").reward == 0
 
 
+@pytest.mark.slow
 def test_a_run_stores_and_replays_by_its_graded_rewards(warm_model, tmp_path):
     settings = ["Verifier.kind = 'chain_steps'", "ReplayBuffer.difficulty = 'reward_spread'"]
     settings += ["ReplayMixer.stores = 'above_mean'", "ReplayMixer.start_at_accuracy = None"]

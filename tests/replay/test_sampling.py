@@ -135,6 +135,7 @@ def test_draws_without_replacement_follow_the_stated_distribution(choice):
     assert_follows(observed, expected, draws)
 
 
+@pytest.mark.slow
 def test_the_statistical_test_rejects_every_other_distribution():
     """Each choice is told from all others by the same test with the same number of draws."""
     for i, choice in enumerate(CHOICES[:4]):

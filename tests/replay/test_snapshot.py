@@ -257,6 +257,7 @@ for i in range(10_000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["snapshot-3/questions.parquet", "snapshot-3/manifest.json", "snapshot-4"])
 def test_what_a_killed_save_leaves_is_whole_or_refused(tmp_path, moment):
     """SIGKILL in the middle of a save: at the first file, at the last one, and when it is complete."""

@@ -115,6 +115,7 @@ BREACHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BREACHES)
 def test_a_breach_is_a_wrong_answer_within_the_limit(name):
     Path(OUTSIDE).write_text("3\n")
@@ -126,6 +127,7 @@ def test_a_breach_is_a_wrong_answer_within_the_limit(name):
     Path(OUTSIDE).unlink()
 
 
+@pytest.mark.slow
 def test_a_program_s_limit_is_for_all_its_tests():
     slow = "import time\ntime.sleep(1)\nprint(1)"
     assert verdict(slow, {"inputs": ["a"] * 1, "outputs": ["1"]}, timeout=5.0) == "correct"

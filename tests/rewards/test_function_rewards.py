@@ -106,6 +106,7 @@ def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters
         reward(tmp_path, f"def f({parameters}):\n    return 1.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "message"), [(None, "there is no file"), ("def other(): pass", "defines no function 'reward_func'")]
 )
@@ -121,6 +122,7 @@ def test_training_with_a_reward_file_that_cannot_be_used_ends_with_status_2(tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_list_of_gold_answers_in_a_file_is_accepted_by_any_of_them(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text('{"question": "x^2=4?", "gold": ["2", -2]}\n{"question": "1+1?", "gold": "2"}\n')
@@ -139,6 +141,7 @@ def test_a_list_of_gold_answers_in_a_file_is_accepted_by_any_of_them(tmp_path):
             QuestionFile(prompt="question", answer="gold", source=None, path=str(path)).load()
 
 
+@pytest.mark.slow
 def test_success_is_a_reward_of_success_at_or_openrlhfs_score(tmp_path):
     """A reward of 0.1 for a wrong answer, and of 1.1 for a right one with a bonus."""
     question, texts = Question.make("here", "6*7?", "42"), ("42", "41", "40")

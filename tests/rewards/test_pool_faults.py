@@ -68,6 +68,7 @@ def test_a_broken_answer_costs_no_other_its_verdict_and_the_order_stays(pool):
     ]
 
 
+@pytest.mark.slow
 def test_an_answer_is_killed_at_its_limit_and_those_behind_it_are_graded(function):
     short = Pool({"kind": "function", "function": function, "success_at": 0.5, "memory": 513}, 0.5, 1)
     [future, *others] = short.submit([Answer("42", response) for response in ("spin", "42", "no")])
@@ -114,6 +115,7 @@ def test_a_cancelled_answer_is_not_graded(function, tmp_path):
     idle.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -213,6 +215,7 @@ def test_what_its_response_makes_ungradable_is_wrong_after_a_second_try_in_twice
     ]
 
 
+@pytest.mark.slow
 def test_a_function_s_timeout_stays_without_a_reward(function):
     verifier = Verifier("function", function=function, timeout=0.5, memory=515, max_failed_share=1.0)
     assert verifier.grade(Question.make("t", "", "42"), "spin") == Grade("timeout", None)

@@ -113,6 +113,7 @@ def test_kinds_that_are_graded_in_this_process(rule, kind, prompt, gold, respons
     assert Verifier(kind).grade(Question.make("t", prompt, gold), response).verdict == verdict, rule
 
 
+@pytest.mark.slow
 def test_the_page_s_own_functions_give_the_rewards_they_are_for(tmp_path):
     """The block of docs/reward_functions.md, function by function."""
     text = (ROOT / "docs/reward_functions.md").read_text()

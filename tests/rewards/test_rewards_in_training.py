@@ -39,6 +39,7 @@ def go(model: Path, run: Path, *more: str, resume=False) -> list[dict]:
     return rows(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["math", "choice", "code"])
 def test_a_run_is_rewarded(kind, warm_model, tmp_path, request):
     """A model of digits writes no programs: every answer is none, and that is no error."""
@@ -57,6 +58,7 @@ def test_a_run_is_rewarded(kind, warm_model, tmp_path, request):
     assert kind != "code" or measured[-1]["reward/no_answer_share"] == 1
 
 
+@pytest.mark.slow
 def test_a_user_s_function_rewards_as_the_built_in_kind_does(warm_model, tmp_path):
     (tmp_path / "reward.py").write_text(FUNCTION)
     by_function = go(
@@ -68,6 +70,7 @@ def test_a_user_s_function_rewards_as_the_built_in_kind_does(warm_model, tmp_pat
     assert by_function[1]["reward/mean"] > 0
 
 
+@pytest.mark.slow
 def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
     """What is known and stored after the first step is what a reward of 0 leads to."""
     tables, first = [], []
@@ -95,6 +98,7 @@ def reward_func(queries, prompts, labels):
 """
 
 
+@pytest.mark.slow
 def test_a_reward_just_below_a_success_is_one_and_one_beyond_a_million_is_an_error_of_its_file(
     warm_model, tmp_path, caplog
 ):
@@ -109,6 +113,7 @@ def test_a_reward_just_below_a_success_is_one_and_one_beyond_a_million_is_an_err
     assert "large.py, line 4: it must return rewards between ±1,000,000, got -2e+06" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_one_of_two_servers_dies_and_is_rewarded_as_by_a_function(
     warm_model, tmp_path, monkeypatch
 ):
@@ -204,6 +209,7 @@ def test_a_run_with_the_penalty_has_the_same_rewards_and_another_update(warm_mod
 LOGGED = FUNCTION.replace("labels)]}", 'labels)], "extra_logs": {"tokens used": [len(queries[0])], "odd": ["x"]}}')
 
 
+@pytest.mark.slow
 def test_extra_logs_are_metrics_of_a_step_and_of_one_that_was_generated_ahead_and_resumed(warm_model, tmp_path, caplog):
     (tmp_path / "reward.py").write_text(LOGGED)
     bindings = ["Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'", "train.save_every = 1"]

@@ -42,6 +42,7 @@ def functions(tmp_path):
     close_workers()
 
 
+@pytest.mark.slow
 def test_the_reward_is_the_weighted_sum_without_those_that_abstain_and_the_first_decides(functions):
     rewards = {"math": 1.0, f"{functions}:brief": 0.25, f"{functions}:polite": 2.0}
     grades = Verifier(rewards=rewards).grade_all([(QUESTION, text) for text in RESPONSES])
@@ -58,6 +59,7 @@ def test_the_reward_is_the_weighted_sum_without_those_that_abstain_and_the_first
     assert grades[0].extracted == "42"
 
 
+@pytest.mark.slow
 def test_another_reward_can_decide_and_where_it_abstains_there_is_no_success(functions):
     rewards = {"math": 1.0, f"{functions}:polite": 1.0}
     verifier = Verifier(rewards=rewards, success_by="polite", success_at=0.5)
@@ -66,6 +68,7 @@ def test_another_reward_can_decide_and_where_it_abstains_there_is_no_success(fun
     assert verifier.deciding.kind == "function"
 
 
+@pytest.mark.slow
 def test_a_failure_of_one_or_the_silence_of_all_is_no_reward(functions, caplog):
     pairs = [(QUESTION, text) for text in RESPONSES]
     with pytest.raises(GradingError, match="4 of 4"):
@@ -79,6 +82,7 @@ def test_a_failure_of_one_or_the_silence_of_all_is_no_reward(functions, caplog):
     assert "style.py, line 11: it returned None" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_required_format_makes_the_sum_0_and_no_success(functions):
     rewards = {"math": 1.0, f"{functions}:polite": 1.0}
     [boxed, bare] = Verifier(rewards=rewards, format="boxed").grade_all([(QUESTION, RESPONSES[0]), (QUESTION, "42")])
@@ -134,6 +138,7 @@ def short(completions, **kwargs):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", [False, True])
 def test_a_run_trains_on_several_logs_each_and_resumes_to_the_same_bits(each, warm_model, tmp_path):
     (tmp_path / "short.py").write_text(SHORT)

@@ -379,6 +379,7 @@ def test_verls_batch_managers_get_a_step_at_a_time_or_a_group(gets, sizes, tmp_p
     assert [grade.reward for grade in grades] == sizes
 
 
+@pytest.mark.slow
 def test_a_function_with_a_column_of_another_tools_name_is_called_as_the_bound_tool_calls_it(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def f(queries, completions, **_):\n    return [len(completions) + q for q in queries]\n")
@@ -420,6 +421,7 @@ def test_what_a_function_keeps_between_its_calls_is_kept_and_a_module_beside_it_
     assert [grade.reward for grade in grades] == list(range(1, 41))
 
 
+@pytest.mark.slow
 def test_a_group_on_which_a_function_hangs_has_no_rewards_and_the_others_have_theirs(tmp_path, caplog):
     path = tmp_path / "reward.py"
     path.write_text(

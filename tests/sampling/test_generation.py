@@ -279,6 +279,7 @@ def test_a_model_that_cannot_go_on_from_what_was_computed_is_refused_for_episode
         check_rows(model, 0, turns=True)
 
 
+@pytest.mark.slow
 def test_top_p_keeps_the_most_probable_tokens_that_together_reach_it():
     """Frequencies of 200,000 draws against the distribution that is left, ties by position."""
     probabilities = torch.tensor([0.05, 0.4, 0.15, 0.3, 0.1])
@@ -298,6 +299,7 @@ def test_top_p_keeps_the_most_probable_tokens_that_together_reach_it():
         torch.testing.assert_close(drawn, expected, atol=0.005, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_seeded_response_depends_on_its_seed_and_not_on_the_rows_beside_it():
     """In float64, in which the shape of a batch changes no token. 80 tokens are more than the numbers drawn ahead."""
     model = random_model(Qwen2Config(**{**SMALL, "max_position_embeddings": 128})).double()

@@ -183,6 +183,7 @@ def test_finished_responses_come_out_while_the_rest_is_generated():
     assert len(rows) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "at_least"),
     [

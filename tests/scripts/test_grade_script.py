@@ -54,6 +54,7 @@ def write(path, lines, **how):
     return path
 
 
+@pytest.mark.slow
 def test_rows_pass_through_in_order_with_their_verdicts(tmp_path):
     """In a process of its own, as users run it."""
     source = write(tmp_path / "in.jsonl", ROWS)
@@ -67,6 +68,7 @@ def test_rows_pass_through_in_order_with_their_verdicts(tmp_path):
     assert "6/6 rows" in done.stderr
 
 
+@pytest.mark.slow
 def test_it_continues_where_it_stopped_and_mends_a_torn_line(tmp_path, grade):
     source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     grade(source, out)
@@ -108,6 +110,7 @@ def test_the_input_is_never_the_output(tmp_path, grade, added):
         assert source.read_bytes() == content
 
 
+@pytest.mark.slow
 def test_it_refuses_to_continue_with_other_settings(tmp_path, grade):
     source, out, kept = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl", tmp_path / "out.jsonl.settings.json"
     grade(source, out)
@@ -209,6 +212,7 @@ def test_a_function_gets_columns_and_the_responses_to_one_question_together(styl
     assert [row["response"] for row in graded] == [text for _, _, text in ANSWERS]
 
 
+@pytest.mark.slow
 def test_messages_and_verls_columns_arrive_as_their_tools_have_them(tmp_path, style):
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6*7?"}]
     [row] = style([{"prompt": chat, "gold": "42", "response": "42"}], "turns")
@@ -221,6 +225,7 @@ def test_messages_and_verls_columns_arrive_as_their_tools_have_them(tmp_path, st
     assert graded[2]["reason"] == "style.py, line 14: ZeroDivisionError: division by zero"
 
 
+@pytest.mark.slow
 def test_the_summary_says_what_the_reward_was_and_where_there_is_none(tmp_path, run_script):
     (tmp_path / "style.py").write_text(STYLE)
     source, out = write(tmp_path / "in.jsonl", asked()), tmp_path / "out.jsonl"
@@ -261,6 +266,7 @@ def test_settings_of_a_function_are_kept(style):
     style(asked(), "brief", refused="style.py:size and not ")
 
 
+@pytest.mark.slow
 def test_of_several_rewards_each_is_written_and_summed_up(tmp_path, run_script):
     (tmp_path / "style.py").write_text(STYLE)
     source, out = write(tmp_path / "in.jsonl", asked()), tmp_path / "out.jsonl"

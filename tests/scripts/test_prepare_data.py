@@ -253,6 +253,7 @@ def test_the_script_prepares_what_it_can_and_says_what_it_could_not(tmp_path, co
     assert "manifest.json: not JSON" in script("--only", "aime25", "--out", out).stdout
 
 
+@pytest.mark.slow
 def test_gated_missing_and_unreachable_sets_each_say_what_to_do(tmp_path):
     def hub(method, path, headers, body):
         """As the hub answers for a gated set and for one that is not there."""
@@ -275,6 +276,7 @@ def test_gated_missing_and_unreachable_sets_each_say_what_to_do(tmp_path):
 # -- real sets --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_real_sets_are_prepared_whole_from_copies_in_the_hubs_form(tmp_path, copies, shared_data):
     copy(copies, "gsm8k_test", rows_of(shared_data / "gsm8k_test.jsonl"))
     copy(copies, "math500", rows_of(shared_data / "math500_test.jsonl"))

@@ -45,6 +45,7 @@ def test_intervals_cover_the_true_score(questions, k, mean):
     assert 0.93 <= share <= 0.97
 
 
+@pytest.mark.slow
 def test_intervals_of_pass_at_k_and_of_a_macro_mean_cover():
     """The macro mean: 30 questions of 8 samples, 20 of 32 and 100 of 1, with different scores."""
     truth = float(pass_at_k(clustered(seeded(7), 400_000, 8).sum(axis=1), 8, 4).mean())  # ± 0.0007

@@ -173,6 +173,7 @@ def test_a_group_among_two_thousand_runs_takes_few_requests_and_comes_out_as_its
     assert files["p.png"].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_without_a_group_runs_come_by_pages_and_their_gin_files_are_the_variant(server):
     before = len(requests(server))
     store = Store(server.uri)
@@ -184,6 +185,7 @@ def test_without_a_group_runs_come_by_pages_and_their_gin_files_are_the_variant(
     assert sorted(run.variant for run in either) == sorted([*RISES, "old.gin"])
 
 
+@pytest.mark.slow
 def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
     chosen = ["--uri", server.uri, "--group", "messy", "--metric", METRIC]
     assert script("compare", *chosen, "--baseline", "a", "--out", tmp_path / "p.html") == 0
@@ -210,6 +212,7 @@ def test_what_is_left_out_or_unlike_is_said(server, tmp_path, capsys):
     assert re.search(r"^a +3 ", output, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -270,6 +273,7 @@ def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said
     assert re.search(r"error: MLflow at sqlite.*none\.db: .*not a database", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("theirs", "waits"), [(None, True), ("2", False)])  # the user's own limit stays
 def test_a_busy_server_has_longer_than_a_training_run_would_wait(server, monkeypatch, theirs, waits):
     for name in client.READING:

@@ -116,6 +116,7 @@ def test_differences_are_over_the_seeds_that_both_have():
         compare(METRIC, curves, "z")
 
 
+@pytest.mark.slow
 def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
     curves = [
         made("a", 0, [0.1, 0.5]),

@@ -70,6 +70,7 @@ def test_a_task_that_takes_no_large_set_has_questions_and_one_without_answers_is
         mixture.examples()
 
 
+@pytest.mark.slow
 def test_the_reward_is_the_librarys_score_and_success_is_where_it_is_drawn():
     question = next(q for q in ReasoningGym("chain_sum", SMALL, 60).load() if len(q.answer) == 2)
     gold = question.answer

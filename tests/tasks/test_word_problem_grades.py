@@ -110,6 +110,7 @@ def test_a_number_of_the_question_that_is_not_used_makes_a_lucky_guess():
     assert (grade_.correct, grade_.sound) == (True, False)
 
 
+@pytest.mark.slow
 def test_every_worked_solution_is_correct_and_sound():
     for question, solution in examples():
         assert grade(question, solution) == Verifier("word_problem").grade(question, solution)

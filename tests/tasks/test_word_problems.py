@@ -56,6 +56,7 @@ def test_questions_are_distinct_and_the_numbers_of_steps_have_equal_shares():
     assert {question.source for question in questions} == {"word_problems"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("steps", STEPS)
 def test_the_worked_solution_is_right_and_leads_to_the_gold_answer(steps, split):

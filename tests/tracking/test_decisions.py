@@ -42,6 +42,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_row_is_what_the_step_did(name, warm_model, tmp_path, monkeypatch):
     run = begin(warm_model, tmp_path, *OPTIONS[name], "ReplayMixer.start_at_accuracy = None")
@@ -111,6 +112,7 @@ def test_each_row_is_what_the_step_did(name, warm_model, tmp_path, monkeypatch):
         assert happened[event] > 0, event
 
 
+@pytest.mark.slow
 def test_every_fifth_step_logs_a_fresh_and_a_replayed_question_as_text(warm_model, tmp_path, monkeypatch):
     run = begin(warm_model, tmp_path, "RetirementPolicy.at_accuracy = None")
     seen, several = watched(run, monkeypatch), 0
@@ -158,6 +160,7 @@ def test_every_fifth_step_logs_a_fresh_and_a_replayed_question_as_text(warm_mode
 # -- killed and resumed -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_log_that_is_ahead_of_its_checkpoint_is_cut_back_and_ends_bit_identical(warm_model, tmp_path):
     straight, run = tmp_path / "straight", tmp_path / "run"
     run_here(warm_model, MIXED_PHASE, straight, resume=False)
@@ -182,6 +185,7 @@ def test_a_corrupt_line_is_named(tmp_path):
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hundred_steps_at_the_quickstarts_size_are_less_than_a_megabyte(warm_model, tmp_path):
     quickstart = ("train.questions_per_step = 32", "train.group_size = 8", "ModularChains.count = 300")
     run = begin(warm_model, tmp_path, *quickstart, "ModularChains.operands = (2, 3, 4)")

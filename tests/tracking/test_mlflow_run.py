@@ -8,6 +8,7 @@ import json
 import logging
 from pathlib import Path
 
+import pytest
 from mlflow.tracking import MlflowClient
 from run_builders import ROOT, python, rows, small_bindings, train_command, train_small, wait_until
 from tracking_builders import tracked_runs, tracker
@@ -33,6 +34,7 @@ def trained(model, sqlite, out, *more, file="toy.gin") -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_has_its_user_source_commit_description_and_datasets(warm_model, sqlite, tmp_path):
     output = trained(warm_model, sqlite, tmp_path, "train.steps = 2", file="ablations/newest.gin")
     run = the_run(sqlite)
@@ -69,6 +71,7 @@ def test_long_names_of_sources_and_a_tag_with_a_secret_keep_no_run_out_of_mlflow
     assert (run.data.tags["api_key"], run.data.tags["store"]) == ("***", "http://host")
 
 
+@pytest.mark.slow
 def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, sqlite, tmp_path):
     trained(warm_model, sqlite, tmp_path, "train.steps = 2", "ReplayMixer.rho = 0.0")
     sent = set(the_run(sqlite).data.metrics)
@@ -85,6 +88,7 @@ def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, sqlite,
     assert scores[-2:] == bounds, "MLflow shows metrics by name: the bounds come after all scores"
 
 
+@pytest.mark.slow
 def test_a_switched_on_part_has_its_metrics(warm_model, tmp_path):
     def metrics(name, *more) -> set[str]:
         short = ("train.steps = 2", "train.eval_every = None")

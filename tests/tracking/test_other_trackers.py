@@ -95,6 +95,7 @@ def test_a_damaged_note_of_what_was_sent_is_named_and_nothing_is_sent_twice(tmp_
     assert in_tensorboard(tmp_path) == {"reward/mean": {0: 0.5}}
 
 
+@pytest.mark.slow
 @needs_tensorboard
 def test_a_run_that_goes_on_has_every_step_once_in_tensorboard_and_in_wandb(raw_model, tmp_path, monkeypatch):
     names = ["tensorboard", *(["wandb"] if importlib.util.find_spec("wandb") else [])]

@@ -79,6 +79,7 @@ def test_a_param_that_mlflow_would_refuse_is_refused_before_training(tmp_path):
         tracker(MetricsLog(tmp_path / "metrics.jsonl"), "sqlite://", params={"pass@1": 1})
 
 
+@pytest.mark.slow
 def test_a_run_arrives_whole(tmp_path, fresh_sqlite):
     log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
     params = {"ReplayMixer.rho": 0.5, "none": None, **{f"p{i}": i for i in range(150)}}
@@ -156,6 +157,7 @@ def test_a_run_resumed_twice_is_one_run_with_each_step_once(tmp_path, sqlite, ca
     assert warnings(caplog) == []
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_in_its_run_without_knowing_the_id(tmp_path, sqlite):
     process = train(tmp_path / "run", sqlite, 0, 5, "killed")
     assert process.stdout.readline() == "trained\n"

@@ -158,6 +158,7 @@ def test_the_update_on_rows_of_age_1_is_that_of_the_equations_in_float64(clipped
     torch.testing.assert_close(change, moved, atol=float32_error(start, run.batches[2], moved, steps=1), rtol=0)
 
 
+@pytest.mark.slow
 def test_the_next_batch_is_planned_before_this_one_is_observed_and_replay_starts_one_step_later(warm_model, tmp_path):
     """The first batch's Pass@1 ends the delayed start; without `generate_ahead` the second batch would replay. The one
     that replays first has the first ρ of a schedule, which ends with the next."""
@@ -224,6 +225,7 @@ def question_ids(run: Path) -> list[list[str]]:
     return [row["questions"]["id"] for row in rows(run / "decisions.jsonl")]
 
 
+@pytest.mark.slow
 def test_no_question_is_skipped_or_doubled_however_often_the_run_is_resumed(warm_model, tmp_path):
     """On-policy, so that what is drawn depends on nothing that was learned: the same questions in the same order."""
     run_steps(warm_model, [*ON_POLICY, "train.steps = 9"], tmp_path / "synchronous")

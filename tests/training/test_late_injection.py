@@ -66,6 +66,7 @@ def test_importance_weights_of_rows_put_into_a_group_use_the_stored_log_probs_bi
     assert metrics["replay/log_weight_max"] == log_weights.max() != 0
 
 
+@pytest.mark.slow
 def test_until_the_first_injection_a_run_is_the_on_policy_one_and_after_it_in_questions_and_group_sizes(
     warm_model, tmp_path, monkeypatch
 ):
@@ -95,6 +96,7 @@ def test_until_the_first_injection_a_run_is_the_on_policy_one_and_after_it_in_qu
     assert with_signal[1][first] == with_signal[0][first] + injected[first] / 8
 
 
+@pytest.mark.slow
 def test_exactly_the_groups_that_failed_and_have_one_stored_get_the_newest(warm_model, tmp_path, monkeypatch):
     run = begin(warm_model, tmp_path, *LATE, *EVERY_STEP, "Optimizer.learning_rate = 1e-5")
     seen, passed = watched(run, monkeypatch), 0

@@ -65,6 +65,7 @@ def test_every_step_has_the_metrics_of_replay(finished):
     assert tokens[0] == 0 < tokens[1]
 
 
+@pytest.mark.slow
 def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
     rollout = TorchEngine.rollout
     go(warm_model, tmp_path / "a", UNEVALUATED)
@@ -78,6 +79,7 @@ def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
     assert all(row["time/rollout"] > 0 and row["time/grade"] > 0 for row in rows(tmp_path / "b")[1:])
 
 
+@pytest.mark.slow
 def test_a_grader_that_fails_ends_what_the_engine_is_still_generating(warm_model, tmp_path, monkeypatch):
     rollout, ended, end = TorchEngine.rollout, [], time.monotonic() + 600  # only against waiting for ever
 
@@ -119,6 +121,7 @@ def test_every_ablation_trains(name, warm_model, tmp_path):
     assert rows(tmp_path)[-1]["policy/grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
     """Replay begins with the first step, on stored trajectories whose ages go on from the other run's."""
     go(warm_model, tmp_path / "first", "train.steps = 6", "RetirementPolicy.at_accuracy = None", UNEVALUATED)
@@ -207,6 +210,7 @@ def test_a_binding_with_a_secret_is_no_part_of_a_runs_name(monkeypatch):
     assert script._name(arguments, 0, config.may_change, written) == "toy-ReplayMixer.rho_0.25-seed0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "sign"), [("eval/greedy_accuracy", 1), ("eval/validation/truncated_rate", -1)])
 def test_the_best_checkpoint_is_kept_beside_the_newest(metric, sign, warm_model, tmp_path, monkeypatch):
     """The metric rises (a rate of failures falls), falls and never recovers; a resumed run still knows the best."""
@@ -226,6 +230,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(metric, sign, warm_model,
     assert (tmp_path / "best").resolve().name == "checkpoint-2"
 
 
+@pytest.mark.slow
 def test_the_best_by_another_measure_is_not_the_best_by_this_one(warm_model, tmp_path, monkeypatch):
     heights = iter([0.1, 0.9, 0.2, 0.3, 0.4])
     monkeypatch.setattr(

@@ -17,6 +17,7 @@ def smoke(run_script, model, out, *more):
     return run_script("train.py", "--gin", "toy.gin", *words, "--smoke", "--out", out / "run")
 
 
+@pytest.mark.slow
 def test_a_trial_makes_a_whole_step_and_leaves_nothing_behind(warm_model, tmp_path, run_script, monkeypatch):
     database = tmp_path / "mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")

@@ -30,6 +30,7 @@ def test_stored_log_probs_are_of_the_policy_that_sampled_also_where_a_batch_has_
         np.testing.assert_allclose(trajectory.behaviour_logprobs, expected, atol=LOGPROB_ERROR, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [0.2, 0.01])
 def test_the_delayed_start_looks_at_all_that_was_sampled_not_at_what_is_trained_on(
     bound, warm_model, tmp_path, monkeypatch
@@ -121,6 +122,7 @@ def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sa
     assert metrics["rollout/filtered_groups"] == 8, "two rounds for the four fresh questions"
 
 
+@pytest.mark.slow
 def test_fresh_questions_rest_as_long_as_bound_and_are_known_by_all_that_was_sampled(warm_model, tmp_path, monkeypatch):
     """Groups that dynamic sampling leaves out count too: two of three questions are never solved."""
 

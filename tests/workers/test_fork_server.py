@@ -44,6 +44,7 @@ def ask(worker, *calls) -> None:
     worker.call(*map(pickle.dumps, calls))
 
 
+@pytest.mark.slow
 def test_each_of_several_calls_has_its_limit_and_a_failed_one_drops_those_behind_it(make):
     server = make()
     worker = server.worker()

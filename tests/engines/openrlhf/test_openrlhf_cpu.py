@@ -58,5 +58,6 @@ def install_twice() -> dict:
     }
 
 
+@pytest.mark.slow
 def test_install_is_idempotent_and_imports_nothing_heavy(in_new_process):
     assert in_new_process(install_twice) == {"same": True, "heavy": [], "device": "cpu", "index": "cuda:0"}

@@ -76,6 +76,7 @@ def test_log_probs_are_those_of_openrlhfs_own_forward_pass(warm_model, packing):
 ONE_BY_ONE = {"train.micro_batch_size": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

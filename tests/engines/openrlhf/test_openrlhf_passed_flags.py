@@ -89,6 +89,7 @@ def test_the_balancing_loss_of_experts_is_added_with_its_coefficient(experts_mod
     assert (ours - theirs).norm() < 0.2 * theirs.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_an_offloaded_reference_model_has_the_same_log_probs(raw_model, stage):
     """As OpenRLHF's reference actor makes it. It is offloaded with ZeRO-3."""

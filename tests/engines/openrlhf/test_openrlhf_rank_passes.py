@@ -105,6 +105,7 @@ def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, 
     assert all(torch.equal(one, row.sequences[0]) for one, row in zip(token_ids, rows, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("beside", "flags"),
     [
