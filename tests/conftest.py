@@ -51,7 +51,7 @@ LONG = (
     "test_benchmarks.py::test_the_small_size_runs_to_its_end[campaign]",
     "test_benchmarks.py::test_the_small_size_runs_to_its_end[smollm2]",
     "test_benchmarks.py::test_the_small_size_runs_to_its_end[gpu",
-    "test_benchmarks.py::test_the_small_size_runs_to_its_end[eval_throughput]",
+    "test_benchmarks.py::test_the_small_size_runs_to_its_end[eval_throughput",
     "test_benchmarks.py::test_the_small_size_runs_to_its_end[hybrid]",
     "test_benchmarks.py::test_the_small_size_runs_to_its_end[lora]",
     "test_benchmarks.py::test_every_section_of_the_gpus_benchmark_is_built_at_full_size_too",

@@ -34,7 +34,7 @@ def case(command: str, lines: str, figures: str, needs: str = "", passes: int | 
     return pytest.param(command, lines.split("|"), figures.split("|"), needs.split(), passes, marks=marks, id=command)
 
 
-# By hand, because vLLM takes a minute to start: `eval_throughput --engine vllm`, `generation --vllm`.
+# By hand, because vLLM takes a minute to start: `generation --vllm`.
 CASES = [
     case("against_trl", "fixed|varied", "trl_seconds|our_seconds|speed_ratio|largest_difference", "trl"),
     case(
@@ -43,6 +43,7 @@ CASES = [
         "tried|detected|silent|lost|seed",
     ),
     case("eval_throughput", "round 1: bare", "responses|tokens|graded_right|overhead", "data"),
+    case("eval_throughput --engine vllm", "round 1: bare", "responses|tokens|graded_right|overhead", "data vllm"),
     case(
         "gpu --section 1 2 3 7",
         "forward 896: nats off, at most|1 - cosine of the updates|grad_norm, off by|compiled layers: ms",
