@@ -185,9 +185,10 @@ def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[dict[str,
             "spread_denominator": None if record.spread is None else record.spread.denominator,
             "observed_step": record.observed_step,
             "streak": record.streak,
+            "retired_step": None,
         }
     for question_id, step in buffer.retired.items():
-        yield {"question_id": question_id, "retired_step": step}
+        yield {**dict.fromkeys(_QUESTIONS.names), "question_id": question_id, "retired_step": step}
 
 
 def trajectory_schema(trajectories: Iterable[Trajectory]) -> pa.Schema:
@@ -211,11 +212,11 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
 
 
 def write_table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema, path: Path) -> None:
-    """Write rows as Parquet, of each what the schema names; what it lacks is null."""
+    """Write rows as Parquet, of each what the schema names. Raises KeyError for a row that lacks something of it."""
     columns: dict[str, list[Any]] = {name: [] for name in schema.names}
     for row in rows:
         for name, values in columns.items():
-            values.append(row.get(name))
+            values.append(row[name])
     arrays = [pa.array(columns[field.name], field.type) for field in schema]
     pq.write_table(pa.table(arrays, schema=schema), path, compression="zstd")
 

@@ -42,20 +42,23 @@ def generate(
     the samples of a row do not depend on when the others end.
 
     Args:
-        requests: with one temperature, top_p, end and stop. Those of turns are computed from what the turn before left
-            in its episode on, and leave something there unless all are last turns
+        requests: with one temperature, top_p, end and stop, all turns or none. Turns are computed from what the turn
+            before left in its episode on, and leave something there unless all are last ones
         end: tokens that end a response, beside those of the requests
         seeds: one for each request, whose response then depends on no other row (but for the last bits of its logits,
             which change with the shape of the batch); None: torch's global generator
         tokenizer: by which texts that end a response are seen, with special tokens; needed where there are some
 
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
-    and ValueError if the model's cache has no rows to select.
+    and ValueError if the model's cache has no rows to select, or requests differ in what is one for all.
     """
-    n, device, first = len(requests), model.device, requests[0]
+    n, device = len(requests), model.device
+    ((temperature, top_p, more_ends, stop, _),) = {
+        (request.temperature, request.top_p, request.end, request.stop, request.turn_of is None) for request in requests
+    }
     episodes = [request.turn_of for request in requests if request.turn_of is not None]
     last = all(episode.last_turn for episode in episodes)
-    ends = torch.tensor(sorted({*end, *first.end}), device=device)
+    ends = torch.tensor(sorted({*end, *more_ends}), device=device)
     prompts = [tuple(request.prompt_ids) for request in requests]
     index = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}  # each prompt once
     owner = [index[prompt] for prompt in prompts]
@@ -65,7 +68,7 @@ def generate(
     tokens = torch.full((n, max_new_tokens), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
     lengths = torch.zeros(n, dtype=torch.long, device=device)  # of the responses that have ended by themselves
-    tail = 1 + max((len(text.encode()) for text in first.stop), default=0)  # tokens: each has a byte at least
+    tail = 1 + max((len(text.encode()) for text in stop), default=0)  # tokens: each has a byte at least
     most = torch.tensor(limits, device=device)
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
     batch = Batch(model, list(index), owner, pad, max_new_tokens - 1, _taken(episodes, owner))
@@ -73,16 +76,16 @@ def generate(
         finite[position] = batch.logits.amax(1).isfinite().all()
         if (position + 1) % CHECK_EVERY == 0:
             _check(finite)
-        if first.temperature:
-            token = sample(batch.logits, first.temperature, next(uniforms)[rows], first.top_p)
+        if temperature:
+            token = sample(batch.logits, temperature, next(uniforms)[rows], top_p)
         else:
             token = batch.logits.argmax(1)
         tokens[rows, position] = token
         ended = torch.isin(token, ends)
-        if first.stop:
+        if stop:
             tails = tokens[rows, max(0, position + 1 - tail) : position + 1].to("cpu").tolist()
             texts = tokenizer.batch_decode(tails, skip_special_tokens=False)
-            ended |= torch.tensor([any(stop in text for stop in first.stop) for text in texts], device=device)
+            ended |= torch.tensor([any(ending in text for ending in stop) for text in texts], device=device)
         lengths[rows] = torch.where(ended, position + 1, 0)
         ended |= position + 1 >= most[rows]
         if not last:

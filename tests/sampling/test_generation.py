@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +25,8 @@ from transformers import (
 )
 
 from exgrpo_orlhf.sampling import batch, kv_cache, shared_prompt
-from exgrpo_orlhf.sampling.generation import BLOCK, CHECK_EVERY, _taken, check_rows, sample
+from exgrpo_orlhf.sampling.generation import BLOCK, CHECK_EVERY, _taken, check_rows, generate, sample
+from exgrpo_orlhf.sampling.request import Request
 
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
@@ -394,3 +396,10 @@ def test_a_turn_under_autocast_goes_on_from_keys_and_values_of_either_dtype(monk
         assert {one.computed.dtype for one in episodes} == {torch.bfloat16 if least else torch.float32}
         same = [a == b for a, b in zip(kept, anew, strict=True)]
         assert np.mean(same) > 0.6, "the rest differ by rounding"
+
+
+@pytest.mark.parametrize("other", [{"temperature": 0.5}, {"top_p": 0.9}, {"end": (3,)}, {"stop": ("x",)}])
+def test_requests_that_differ_in_what_is_one_for_all_are_refused(other):
+    request = Request([2, 3], 0, 4, 1.0)
+    with pytest.raises(ValueError, match="too many values"):
+        generate(random_model(CONFIGS["llama"]), [request, replace(request, **other)], end=ENDS, pad=0)
