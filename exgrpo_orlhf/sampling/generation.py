@@ -53,9 +53,10 @@ def generate(
     and ValueError if the model's cache has no rows to select, or requests differ in what is one for all.
     """
     n, device = len(requests), model.device
-    ((temperature, top_p, more_ends, stop, _),) = {
-        (request.temperature, request.top_p, request.end, request.stop, request.turn_of is None) for request in requests
-    }
+    settings = {(one.temperature, one.top_p, one.end, one.stop, one.turn_of is None) for one in requests}
+    if len(settings) != 1:
+        raise ValueError(f"requests of one call differ in temperature, top_p, end, stop or in being turns: {settings}")
+    ((temperature, top_p, more_ends, stop, _),) = settings
     episodes = [request.turn_of for request in requests if request.turn_of is not None]
     last = all(episode.last_turn for episode in episodes)
     ends = torch.tensor(sorted({*end, *more_ends}), device=device)

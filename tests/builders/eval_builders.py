@@ -80,7 +80,7 @@ def loop_sampler(folder: Path, rows: int = 64) -> LoopSampler:
 def greedy_by_transformers(folder: Path, requests: Sequence[Request]) -> list[str]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    greedy = [replace(request, temperature=0.0, max_tokens=requests[0].max_tokens) for request in requests]
+    greedy = [replace(request, temperature=0.0, top_p=1.0, max_tokens=requests[0].max_tokens) for request in requests]
     rollouts = generate(model, greedy, end=[END, ALSO_END], pad=END)
     return [tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=True) for rollout in rollouts]
 
