@@ -2,7 +2,8 @@
 """Where replay pays, on the test beds: tables by plan_pays.md from the runs that are there so far.
 
     python docs/study/pays.py --add runs/pays_rare    # keeps a bed's complete runs in pays_runs.csv
-    python docs/study/pays.py                         # rates, what is missing, and the table of each bed, as Markdown
+    python docs/study/pays.py                         # what is missing, or the table of each bed, as Markdown
+    python docs/study/pays.py --draw docs/study/pays.png    # what explains the ranking
 
 A bed is the name of a group's folder after `pays_`. Exit status: 0, or 2 for files that cannot be used.
 """
@@ -13,7 +14,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from combined import rows_of  # noqa: E402  (in this folder)
 from exgrpo_orlhf import config  # noqa: E402
 from exgrpo_orlhf.experiment import Experiment  # noqa: E402
 from exgrpo_orlhf.files import write  # noqa: E402
+from exgrpo_orlhf.show.charts import PALETTE, drawing, png  # noqa: E402
 from exgrpo_orlhf.show.seeds import Mean, mean, sign_flip  # noqa: E402
 from exgrpo_orlhf.show.tables import csv_text, first_few  # noqa: E402
 
@@ -70,10 +72,13 @@ class Run(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", type=Path, metavar="FOLDER", help="of a group's runs: runs/pays_<bed>")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="the picture, as PNG")
     arguments = parser.parse_args()
     try:
         if arguments.add:
             add(arguments.add)
+        if arguments.draw:
+            write(arguments.draw, picture())
         for bed in BEDS:
             print(*tables(bed), sep="\n")
     except (OSError, KeyError, ValueError) as error:
@@ -154,59 +159,98 @@ def best_rates(runs: list[Run], arms: list[str]) -> dict[str, str]:
     return {arm: max(RATES, key=lambda rate: complete[arm, rate]) for arm in tuned}
 
 
-def tables(bed: str) -> Iterator[str]:
-    """What is missing of a bed's runs, and then its table."""
+class Result(NamedTuple):
+    """Of a bed: the rates of all arms, the reported runs by arm and seed, and the two arms that are compared."""
+
+    rates: dict[str, str]
+    runs: dict[tuple[str, int], Run]
+    control: str
+    method: str
+
+    @property
+    def tokens(self) -> float:
+        """Where the arms are compared."""
+        return smallest_end([*self.runs.values()])
+
+    def of(self, arm: str, seeds: Sequence[int]) -> list[Run]:
+        return [self.runs[arm, seed] for seed in seeds]
+
+
+def result_of(bed: str) -> Result | str:
+    """Or what is missing of its runs."""
     arms = list(config.load_suite("suites/pays.gin").variants)
-    rates, runs = best_rates(runs_of(BEDS[0]), arms), runs_of(bed)
-    yield f"\n## {bed}\n"
+    rates = best_rates(runs_of(BEDS[0]), arms)
     if len(rates) < len(arms):
-        yield f"rates are tuned on {BEDS[0]}: {len(rates)} of {len(arms)} arms are tuned"
-        return
-    own = {(run.arm, run.seed): run for run in runs if run.rate == rates[run.arm]}
+        return f"rates are tuned on {BEDS[0]}: {len(rates)} of {len(arms)} arms are tuned"
+    own = {(run.arm, run.seed): run for run in runs_of(bed) if run.rate == rates[run.arm]}
     if missing := {(arm, seed) for arm in arms for seed in TUNING} - own.keys():
-        yield f"{len(missing)} tuning runs are missing: {first_few([f'{a} seed {s}' for a, s in sorted(missing)])}"
-        return
+        return f"{len(missing)} tuning runs are missing: {first_few([f'{a} seed {s}' for a, s in sorted(missing)])}"
     # The two that are compared, and with more seeds: the best arm without replay and the best with it.
     tuning = {arm: [own[arm, seed] for seed in TUNING] for arm in arms}
     tokens = smallest_end([run for of_arm in tuning.values() for run in of_arm])
     best = lambda of: max(of, key=lambda arm: np.mean([run.at(tokens) for run in tuning[arm]]))
     control = best([arm for arm in arms if arm.startswith(CONTROL)])
     method = best([arm for arm in arms if not arm.startswith(CONTROL)])
-    yield f"by the tuning seeds: {method} against {control}"
     needed = {(arm, seed) for arm in arms for seed in DESCRIBED[bed]}
     needed |= {(arm, seed) for arm in (control, method) for seed in CONFIRMED}
     if missing := needed - own.keys():
-        yield f"{len(needed) - len(missing)} of {len(needed)} runs are there"
+        there = f"{len(needed) - len(missing)} of {len(needed)} runs are there"
+        return f"by the tuning seeds: {method} against {control}; {there}"
+    return Result(rates, {key: own[key] for key in needed}, control, method)
+
+
+def tables(bed: str) -> Iterator[str]:
+    """A bed's test and its table, or what is missing."""
+    result = result_of(bed)
+    yield f"\n## {bed}\n"
+    if isinstance(result, str):
+        yield result
         return
-    yield from _table(DESCRIBED[bed], rates, {key: own[key] for key in needed}, control, method)
-
-
-def _table(
-    described: tuple[int, ...], rates: dict[str, str], runs: dict[tuple[str, int], Run], control: str, method: str
-) -> Iterator[str]:
-    tokens = smallest_end(list(runs.values()))
-    priced = {name: (prices, smallest_end(list(runs.values()), prices)) for name, prices in PRICES.items()}
-    gains = [runs[method, seed].at(tokens) - runs[control, seed].at(tokens) for seed in CONFIRMED]
+    control, tokens, runs = result.control, result.tokens, [*result.runs.values()]
+    pairs = [*zip(result.of(result.method, CONFIRMED), result.of(control, CONFIRMED), strict=True)]
+    gains = [method.at(tokens) - other.at(tokens) for method, other in pairs]
+    yield f"{result.method} against {control}, chosen by the tuning seeds"
     yield f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {interval(mean(gains))}, exact p {sign_flip(gains):.4f}"
-    for name, (prices, cost) in priced.items():
-        differences = [runs[method, seed].at(cost, prices) - runs[control, seed].at(cost, prices) for seed in CONFIRMED]
-        yield f"at equal seconds ({name}): {interval(mean(differences))}"
+    priced = {name: (smallest_end(runs, prices), prices) for name, prices in PRICES.items()}
+    for name, at in priced.items():
+        yield f"at equal seconds ({name}): {interval(mean([one.at(*at) - other.at(*at) for one, other in pairs]))}"
     head = ["arm", "rate", "at equal tokens", f"less {control}", *priced, *WHY]
     yield "\n| " + " | ".join(head) + " |\n|" + "---|" * len(head)
-    for arm in rates:
-        of_arm = [runs[arm, seed] for seed in described]
-        at = [run.at(tokens) for run in of_arm]
-        gain = mean([value - runs[control, seed].at(tokens) for value, seed in zip(at, described, strict=True)])
-        seconds = [f"{np.mean([run.at(cost, prices) for run in of_arm]):.3f}" for prices, cost in priced.values()]
-        sums = {name: float(np.mean([run.sums[name][-1] for run in of_arm])) for name in SUMS}
-        why = [f"{measure(sums):.3g}" for measure in WHY.values()]
-        less = "" if arm == control else interval(gain)
-        yield "| " + " | ".join([arm, rates[arm], f"{np.mean(at):.3f}", less, *seconds, *why]) + " |"
+    for arm, rate in result.rates.items():
+        of_arm, beside = (result.of(one, DESCRIBED[bed]) for one in (arm, control))
+        gain = mean([one.at(tokens) - other.at(tokens) for one, other in zip(of_arm, beside, strict=True)])
+        seconds = [f"{np.mean([run.at(*at) for run in of_arm]):.3f}" for at in priced.values()]
+        why = [f"{measure(mean_sums(of_arm)):.3g}" for measure in WHY.values()]
+        at_tokens = f"{np.mean([run.at(tokens) for run in of_arm]):.3f}"
+        row = [arm, rate, at_tokens, "" if arm == control else interval(gain), *seconds, *why]
+        yield "| " + " | ".join(row) + " |"
+
+
+def picture() -> bytes:
+    """A PNG: for each bed that has its runs, the arms' accuracy at equal tokens by the signal that tokens bought."""
+    results = {bed: result for bed in BEDS if isinstance(result := result_of(bed), Result)}
+    if not results:
+        raise ValueError(f"{FILE.name}: no bed has all its runs yet")
+    with drawing(480 * len(results), 400) as figure:
+        panels = figure.subplots(1, len(results), squeeze=False)[0]
+        for axes, (bed, result) in zip(panels, results.items(), strict=True):
+            axes.set(title=bed, xlabel=f"{SIGNAL}, logarithmic", ylabel="greedy accuracy at equal tokens", xscale="log")
+            for arm in result.rates:
+                runs = result.of(arm, DESCRIBED[bed])
+                x, y = WHY[SIGNAL](mean_sums(runs)), float(np.mean([run.at(result.tokens) for run in runs]))
+                colour = PALETTE["m7" if arm.startswith(CONTROL) else "m1"]
+                axes.plot(x, y, "o", color=colour, markersize=7)
+                name = arm.replace("_", " ").replace(" k", ", K = ")
+                axes.annotate(name, (x, y), (6, 3), textcoords="offset points", color=colour, fontsize=8.5)
+            axes.margins(x=0.25)
+        return png(figure)
 
 
 # What explains the ranking, of a run's sums. At w = 1 a replayed token's gradient is f' = β/(1+β)², 0.083, of a fresh
 # one's where it is shaped.
+SIGNAL = "groups with a signal per million tokens"
 WHY: dict[str, Callable[[dict[str, float]], float]] = {
+    SIGNAL: lambda sums: 1e6 * sums["with_signal"] / sums["generated"],
     "groups with a signal": lambda sums: sums["with_signal"] / sums["groups"],
     "steps per million tokens": lambda sums: 1e6 * sums["updates"] / sums["generated"],
     "times a question came": lambda sums: sums["questions"] / sums["different"],
@@ -214,6 +258,11 @@ WHY: dict[str, Callable[[dict[str, float]], float]] = {
     "trained tokens of generated": lambda sums: sums["trained"] / sums["generated"],
     "lucky successes": lambda sums: sums["lucky"] / max(sums["checked"], 1),
 }
+
+
+def mean_sums(runs: list[Run]) -> dict[str, float]:
+    """At the end of the runs."""
+    return {name: float(np.mean([run.sums[name][-1] for run in runs])) for name in SUMS}
 
 
 def smallest_end(runs: list[Run], prices: tuple[float, float] = (0.0, 0.0)) -> float:

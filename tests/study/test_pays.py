@@ -45,9 +45,10 @@ def test_a_bed_is_compared_when_its_runs_are_there_by_the_arms_that_its_tuning_s
     assert "13 of 14 arms are tuned" in "\n".join(pays.tables("rare"))
     pays.FILE.write_text(csv_text(pays.HEAD, made))
     assert [*pays.tables("rare")][1:] == [
-        "by the tuning seeds: exgrpo_k8 against on_policy_k4",
-        f"0 of {12 * 5 + 2 * 8} runs are there",  # of the other beds those of the two that are compared
+        f"by the tuning seeds: exgrpo_k8 against on_policy_k4; 0 of {12 * 5 + 2 * 8} runs are there"
     ]
+    with pytest.raises(ValueError, match="no bed has all its runs"):
+        pays.picture()
     assert "28 tuning runs are missing: exgrpo_k4 seed 100, exgrpo_k4 seed 101" in "\n".join(pays.tables("once"))
     # ExGRPO generates twice the tokens: at 100, which all have reached, it is half way.
     for arm in arms:
@@ -62,6 +63,7 @@ def test_a_bed_is_compared_when_its_runs_are_there_by_the_arms_that_its_tuning_s
     table = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
     assert table["exgrpo_k8"][1:3] == ["2e-4", "0.251"]
     assert table["on_policy_k4"][2:4] == ["0.602", ""]
+    assert pays.picture().startswith(b"\x89PNG")
 
 
 def test_a_runs_rows_are_sums_of_its_own_files_and_an_unfinished_one_has_none(pays, raw_model, tmp_path, monkeypatch):
