@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -44,10 +45,11 @@ CONTROL = "on_policy"  # how the arms without replay begin
 # (docs/dev/performance.md, 28 November 2026; a step's own cost is in the latter).
 PRICES = {"H200, short responses": (0.26 / 1.18, 0.0)}
 # Summed since the run's start, at each evaluation: tokens generated and trained on, optimiser steps; groups, those with
-# a signal; questions, different ones; rows trained on, replayed ones; successes, lucky ones of those that were checked
+# a signal; questions, different ones; rows trained on, replayed ones; successes, lucky ones of those that were checked;
+# what `rows_and_pulls` returns
 SUMS = (
     *("generated", "trained", "updates", "groups", "with_signal", "questions", "different"),
-    *("rows", "replayed", "correct", "checked", "lucky"),
+    *("rows", "replayed", "correct", "checked", "lucky", "pull", "pull_replayed"),
 )
 HEAD = ("bed", "arm", "rate", "seed", "step", "accuracy", *SUMS)
 
@@ -111,32 +113,62 @@ def evaluations(run: Path, experiment: Experiment) -> Iterator[dict[str, Any]]:
     if max(steps, default=0) < experiment.settings.steps:
         return
     decisions = {row["step"]: row for row in map(json.loads, (run / "decisions.jsonl").open(encoding="utf-8"))}
-    size = experiment.settings.group_size
     updates = experiment.optimizer.steps_per_batch * experiment.optimizer.passes_per_batch
     sums, different = Counter[str](), set[str]()
     for step, metrics in sorted(steps.items()):
         if step:
-            table = decisions[step]["questions"]
-            planned = [role == "replayed" for role in table["as"]]
-            rows = sum(min(size, n + stored) for n, stored in zip(table["rollouts"], planned, strict=True))
-            replayed = int(metrics.get("replay/injected", sum(planned)))
-            different.update(table["id"])
+            questions, replays = decisions[step]["questions"], decisions[step]["replays"]
+            stored = replays.get("tokens", [])
+            n, length = len(questions["id"]), metrics["rollout/response_tokens"]
+            of_rows = rows_and_pulls(experiment, questions, replays, length)
+            different.update(questions["id"])
             sums.update(  # a rollout that gave way to a stored one counts with the mean length
-                trained=(rows - replayed) * metrics["rollout/response_tokens"]
-                + replayed * metrics.get("replay/response_tokens", 0.0),
+                trained=(of_rows["rows"] - len(stored)) * length + sum(stored),
                 updates=updates,
-                groups=len(planned),
-                with_signal=metrics["reward/groups_with_signal"] * len(planned),
-                questions=len(planned),
-                rows=rows,
-                replayed=replayed,
-                correct=sum(table["correct"]),
-                checked=sum(table["checked"]),
-                lucky=sum(table["lucky"]),
+                groups=n,
+                with_signal=metrics["reward/groups_with_signal"] * n,
+                questions=n,
+                replayed=len(stored),
+                correct=sum(questions["correct"]),
+                checked=sum(questions["checked"]),
+                lucky=sum(questions["lucky"]),
+                **of_rows,
             )
         if "eval/greedy_accuracy" in metrics:
             of_step = {**sums, "generated": metrics["cost/generated_tokens"], "different": len(different)}
             yield {"step": step, "accuracy": metrics["eval/greedy_accuracy"], **dict.fromkeys(SUMS, 0), **of_step}
+
+
+def rows_and_pulls(
+    experiment: Experiment, questions: dict[str, list[Any]], replays: dict[str, list[Any]], length: float
+) -> dict[str, float]:
+    """Rows of a step; Σ |A · dw| over their tokens, and over the replayed ones: how hard they pull at their log-probs.
+
+    dw is the slope of a token's weight in its log-prob: 1 of a fresh token, and of a replayed one f'(w)·w = f·(1 − f)
+    where it is shaped, else w, at most `max_weight`, with the row's mean log w. length: tokens of a fresh row, the mean
+    """
+    loss, size = experiment.loss, experiment.settings.group_size
+    stored = {
+        id_: rest for id_, *rest in zip(*(replays.get(x, []) for x in ("id", "tokens", "log_weight")), strict=True)
+    }
+    sums = {"rows": 0, "pull": 0.0, "pull_replayed": 0.0}
+    for id_, n, correct in zip(*(questions[name] for name in ("id", "rollouts", "correct")), strict=True):
+        rows = min(size, n + (id_ in stored))
+        right = min(correct + (id_ in stored), rows)
+        share = right / rows
+        scale = math.sqrt(share * (1 - share) * rows / (rows - 1)) + 1e-6 if experiment.advantages.scale_by_std else 1.0
+        fresh = length * (correct * (1 - share) + (rows - right) * share) / scale
+        replayed = 0.0
+        if id_ in stored:
+            tokens, log_weight = stored[id_]
+            w = math.exp(log_weight)
+            shaped = w / (w + loss.beta)
+            slope = shaped * (1 - shaped) if loss.shaping else min(w, loss.max_weight or math.inf)
+            replayed = tokens * (1 - share) * slope / scale
+        sums["rows"] += rows
+        sums["pull"] += fresh + replayed
+        sums["pull_replayed"] += replayed
+    return sums
 
 
 def runs_of(bed: str) -> list[Run]:
@@ -246,8 +278,8 @@ def picture() -> bytes:
         return png(figure)
 
 
-# What explains the ranking, of a run's sums. At w = 1 a replayed token's gradient is f' = β/(1+β)², 0.083, of a fresh
-# one's where it is shaped.
+# What explains the ranking, of a run's sums. At w = 1 a shaped replayed token's gradient is f' = β/(1+β)², 0.083, of a
+# fresh one's.
 SIGNAL = "groups with a signal per million tokens"
 WHY: dict[str, Callable[[dict[str, float]], float]] = {
     SIGNAL: lambda sums: 1e6 * sums["with_signal"] / sums["generated"],
@@ -255,6 +287,7 @@ WHY: dict[str, Callable[[dict[str, float]], float]] = {
     "steps per million tokens": lambda sums: 1e6 * sums["updates"] / sums["generated"],
     "times a question came": lambda sums: sums["questions"] / sums["different"],
     "replayed rows": lambda sums: sums["replayed"] / sums["rows"],
+    "their share of the gradient": lambda sums: sums["pull_replayed"] / sums["pull"],
     "trained tokens of generated": lambda sums: sums["trained"] / sums["generated"],
     "lucky successes": lambda sums: sums["lucky"] / max(sums["checked"], 1),
 }

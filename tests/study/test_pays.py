@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 import pytest
@@ -91,3 +92,17 @@ def test_a_runs_rows_are_sums_of_its_own_files_and_an_unfinished_one_has_none(pa
     assert last["trained"] == pytest.approx(last["generated"] + replayed_tokens)
     with pytest.raises(ValueError, match="pays_ and one of rare, rarer, once"):
         pays.add(tmp_path)
+
+
+def test_a_replayed_rows_pull_is_that_of_its_shaped_weight(pays):
+    experiment = config.load(["toy.gin"], ["train.group_size = 4", "MixedPolicyLoss.beta = 0.1"])
+    questions = {"id": ["a", "b", "c"], "rollouts": [3, 4, 4], "correct": [1, 1, 4]}
+    replays = {"id": ["a"], "tokens": [10], "log_weight": [0.0]}
+    sums = pays.rows_and_pulls(experiment, questions, replays, 6.0)
+    # a: two of four are right, A = ±1/2, and f' = 0.1 / 1.1² at w = 1; b: one of four, A = 3/4 and three times −1/4.
+    stored = 10 * 0.5 * 0.1 / 1.1**2
+    fresh = 6 * 3 * 0.5 + 6 * (0.75 + 3 * 0.25)
+    assert sums == {"rows": 12, "pull": pytest.approx(fresh + stored), "pull_replayed": pytest.approx(stored)}
+    truncated = config.load(["toy.gin"], ["train.group_size = 4", "MixedPolicyLoss.shaping = False"])
+    replays["log_weight"] = [0.7]
+    assert pays.rows_and_pulls(truncated, questions, replays, 6.0)["pull_replayed"] == pytest.approx(5 * math.exp(0.7))
