@@ -266,15 +266,21 @@ def picture() -> bytes:
     with drawing(480 * len(results), 400) as figure:
         panels = figure.subplots(1, len(results), squeeze=False)[0]
         for axes, (bed, result) in zip(panels, results.items(), strict=True):
-            axes.set(title=bed, xlabel=f"{SIGNAL}, logarithmic", ylabel="greedy accuracy at equal tokens", xscale="log")
-            for arm in result.rates:
-                runs = result.of(arm, DESCRIBED[bed])
-                x, y = WHY[SIGNAL](mean_sums(runs)), float(np.mean([run.at(result.tokens) for run in runs]))
+            axes.set(title=bed, xlabel=SIGNAL, ylabel="greedy accuracy at equal tokens")
+            of_arms = {arm: result.of(arm, DESCRIBED[bed]) for arm in result.rates}
+            dots = {
+                arm: (float(np.mean([run.at(result.tokens) for run in runs])), WHY[SIGNAL](mean_sums(runs)))
+                for arm, runs in of_arms.items()
+            }
+            height = 0.036 * (max(dots.values())[0] - min(dots.values())[0])  # of a name, in accuracy
+            above, right = -1.0, max(x for _, x in dots.values())
+            for arm, (y, x) in sorted(dots.items(), key=lambda item: item[1]):
                 colour = PALETTE["m7" if arm.startswith(CONTROL) else "m1"]
-                axes.plot(x, y, "o", color=colour, markersize=7)
+                axes.plot(x, y, "o", color=colour, markersize=6)
+                above = max(y, above + height)  # no name lies upon another
                 name = arm.replace("_", " ").replace(" k", ", K = ")
-                axes.annotate(name, (x, y), (6, 3), textcoords="offset points", color=colour, fontsize=8.5)
-            axes.margins(x=0.25)
+                axes.annotate(name, (x, y), (x + right / 60, above), va="center", color=colour, fontsize=8.5)
+            axes.set_xlim(0, 1.45 * right)
         return png(figure)
 
 
