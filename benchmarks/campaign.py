@@ -41,6 +41,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -238,10 +239,12 @@ class Campaign:
 
     def models(self, small: bool) -> None:
         """Damage to a cached model, to the base model of an adapter, and models that are not whole."""
-        base = f"PretrainedModel.path = {str(self.folder / 'base')!r}"
-        VARIANTS["lora"] = ["Work.model = @PretrainedModel()", base, "LoRA.rank = 2"]
-        for kind, what, trial in model_trials(self.folder, self.rng, lambda run: self.trained(run, "lora"), small):
-            self.judge(kind, what, trial)
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:  # of each round
+            base = f"PretrainedModel.path = {str(Path(folder, 'base'))!r}"
+            VARIANTS["lora"] = ["Work.model = @PretrainedModel()", base, "LoRA.rank = 2"]
+            train = lambda run: self.trained(run, "lora")
+            for kind, what, trial in model_trials(Path(folder), self.rng, train, small):
+                self.judge(kind, what, trial)
         del VARIANTS["lora"]
 
     def inputs(self, tokenizers: int) -> None:
@@ -249,6 +252,14 @@ class Campaign:
         trials = question_trials(self.folder, self.rng), tokenizer_trials(self.folder, self.rng, tokenizers)
         for kind, what, trial in itertools.chain(*trials):
             self.judge(kind, what, trial)
+
+    def show(self) -> None:
+        """The table of docs/dev/reliability.md."""
+        rows = [
+            (name, str(c.tried), "–" if c.detected is None else str(c.detected), str(c.silent), str(c.lost))
+            for name, c in sorted(self.counts.items())
+        ]
+        print("\n".join(aligned([("", "tried", "detected", "silent", "lost"), *rows], 1)), flush=True)
 
 
 def waited(process: int) -> int:
@@ -283,6 +294,7 @@ def main() -> int:
     seed = SMALL_SEED if arguments.small else arguments.seed
     print(f"seed {seed}", flush=True)
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="peft")  # of each adapter that lacks a tensor
     end = time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory() as temporary:
         campaign = Campaign(Path(temporary), random.Random(seed))
@@ -292,25 +304,22 @@ def main() -> int:
         if importlib.util.find_spec("openrlhf") and not (arguments.small or arguments.local):
             originals.append(("openrlhf", openrlhf_run(campaign.folder)))
         rounds = 0
-        while rounds == 0 or (time.monotonic() < end and not arguments.small):
-            for variant, original in originals if rounds == 0 else local:
-                for how, name in campaign.damages(variant, original, arguments.small):
-                    # The way on is the same whatever the damage was: one in ten is enough.
-                    go_on = variant != "openrlhf" and campaign.trials % 10 == 0
-                    trial = partial(campaign.damaged, variant, original, how, name, go_on=go_on)
-                    campaign.judge(f"{'openrlhf' if variant == 'openrlhf' else 'local'}: {how}", name, trial)
-            campaign.models(arguments.small)
-            campaign.inputs(5 if arguments.small else 30)
-            for _ in range(1 if arguments.small else 10):
-                for kind in KILLS:
-                    campaign.kill(kind)
-            rounds += 1
-    header = ("", "tried", "detected", "silent", "lost")
-    rows = [
-        (name, str(c.tried), "–" if c.detected is None else str(c.detected), str(c.silent), str(c.lost))
-        for name, c in sorted(campaign.counts.items())
-    ]
-    print("\n".join(aligned([header, *rows], 1)))
+        try:
+            while rounds < (2 if arguments.small else 1) or (time.monotonic() < end and not arguments.small):
+                for variant, original in originals if rounds == 0 else local:
+                    for how, name in campaign.damages(variant, original, arguments.small):
+                        # The way on is the same whatever the damage was: one in ten is enough.
+                        go_on = variant != "openrlhf" and campaign.trials % 10 == 0
+                        trial = partial(campaign.damaged, variant, original, how, name, go_on=go_on)
+                        campaign.judge(f"{'openrlhf' if variant == 'openrlhf' else 'local'}: {how}", name, trial)
+                campaign.models(arguments.small)
+                campaign.inputs(5 if arguments.small else 30)
+                for _ in range(1 if arguments.small else 10):
+                    for kind in KILLS:
+                        campaign.kill(kind)
+                rounds += 1
+        finally:  # after Ctrl-C too
+            campaign.show()
     counts = {name: vars(c) for name, c in campaign.counts.items()}
     tried, silent, lost = (sum(count[name] for count in counts.values()) for name in ("tried", "silent", "lost"))
     figures = {"seed": seed, "counts": counts, "met": silent == lost == 0}
