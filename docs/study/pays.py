@@ -161,7 +161,7 @@ def rows_and_pulls(
         replayed = 0.0
         if id_ in stored:
             tokens, log_weight = stored[id_]
-            w = math.exp(log_weight)
+            w = math.exp(log_weight) if loss.importance_weights else 1.0
             shaped = w / (w + loss.beta)
             slope = shaped * (1 - shaped) if loss.shaping else min(w, loss.max_weight or math.inf)
             replayed = tokens * (1 - share) * slope / scale

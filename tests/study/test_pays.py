@@ -103,6 +103,12 @@ def test_a_replayed_rows_pull_is_that_of_its_shaped_weight(pays):
     stored = 10 * 0.5 * 0.1 / 1.1**2
     fresh = 6 * 3 * 0.5 + 6 * (0.75 + 3 * 0.25)
     assert sums == {"rows": 12, "pull": pytest.approx(fresh + stored), "pull_replayed": pytest.approx(stored)}
-    truncated = config.load(["toy.gin"], ["train.group_size = 4", "MixedPolicyLoss.shaping = False"])
+    unshaped = ["train.group_size = 4", "MixedPolicyLoss.shaping = False"]
     replays["log_weight"] = [0.7]
-    assert pays.rows_and_pulls(truncated, questions, replays, 6.0)["pull_replayed"] == pytest.approx(5 * math.exp(0.7))
+    for more, slope in (
+        ([], math.exp(0.7)),
+        (["MixedPolicyLoss.max_weight = 1.5"], 1.5),
+        (["MixedPolicyLoss.importance_weights = False"], 1.0),
+    ):
+        sums = pays.rows_and_pulls(config.load(["toy.gin"], unshaped + more), questions, replays, 6.0)
+        assert sums["pull_replayed"] == pytest.approx(5 * slope)
