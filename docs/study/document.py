@@ -38,6 +38,7 @@ class Document:
             **{"at": self.at, "gain_at": self.gain_at, "collapsed": self.collapsed, "hours": self.hours},
             **{"family": self.family, "families": self.families, "rows": self.rows, "column": self.column},
             **{"means": self.means, "surviving": self.surviving, "verdict": lambda file: ablations.verdict(self, file)},
+            "pays": self.pays,
         }
 
     def fill(self, text: str) -> str:
@@ -136,6 +137,14 @@ class Document:
         """Hours of training steps, on one core, summed over the runs of all suites."""
         suites = [part for part in self._all_parts() if part not in combined.PARTS]
         return f"{sum(float(row['value']) for part in suites for row in self._rows(part, 'run', 'seconds')) / 3600:.1f}"
+
+    def pays(self, bed: str, figure: str) -> str:
+        """A figure of a bed of plan_pays.md, by its name in pays.FIGURES."""
+        import pays
+
+        if isinstance(result := pays.result_of(bed), str):
+            raise LookupError(f"{bed}: {result}")
+        return pays.FIGURES[figure](bed, result)
 
     # -- what the verdicts on ablations and the picture ask -----------------------------------------------------------
 

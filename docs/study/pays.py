@@ -26,13 +26,14 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))
 
 from combined import rows_of  # noqa: E402  (in this folder)
+from document import shown  # noqa: E402
 
 from exgrpo_orlhf import config  # noqa: E402
 from exgrpo_orlhf.experiment import Experiment  # noqa: E402
 from exgrpo_orlhf.files import write  # noqa: E402
 from exgrpo_orlhf.show.charts import PALETTE, drawing, png  # noqa: E402
-from exgrpo_orlhf.show.seeds import Mean, mean, sign_flip  # noqa: E402
-from exgrpo_orlhf.show.tables import csv_text, first_few  # noqa: E402
+from exgrpo_orlhf.show.seeds import holm, mean, sign_flip  # noqa: E402
+from exgrpo_orlhf.show.tables import NONE, csv_text, first_few, markdown_table, p_value  # noqa: E402
 
 FILE = HERE / "pays_runs.csv"
 BEDS = ("rare", "rarer", "once")
@@ -43,7 +44,9 @@ CONTROL = "on_policy"  # how the arms without replay begin
 # Seconds of a trained token and of an optimiser step, where a generated token is 1. On an H200 512 responses of at most
 # 80 tokens of SmolLM2-135M take 1.18 s to generate (vLLM in the process) and 0.26 s to train on
 # (docs/dev/performance.md, 28 November 2026; a step's own cost is in the latter).
-PRICES = {"H200, short responses": (0.26 / 1.18, 0.0)}
+TOKENS = (0.0, 0.0)
+SHORT = "H200, short responses"
+PRICES = {SHORT: (0.26 / 1.18, 0.0)}
 # Summed since the run's start, at each evaluation: tokens generated and trained on, optimiser steps; groups, those with
 # a signal; questions, different ones; rows trained on, replayed ones; successes, lucky ones of those that were checked;
 # what `rows_and_pulls` returns
@@ -63,10 +66,10 @@ class Run(NamedTuple):
     accuracy: np.ndarray
     sums: dict[str, np.ndarray]
 
-    def cost(self, prices: tuple[float, float] = (0.0, 0.0)) -> np.ndarray:
+    def cost(self, prices: tuple[float, float] = TOKENS) -> np.ndarray:
         return self.sums["generated"] + prices[0] * self.sums["trained"] + prices[1] * self.sums["updates"]
 
-    def at(self, cost: float, prices: tuple[float, float] = (0.0, 0.0)) -> float:
+    def at(self, cost: float, prices: tuple[float, float] = TOKENS) -> float:
         """The accuracy for that cost, linear between evaluations."""
         return float(np.interp(cost, self.cost(prices), self.accuracy))
 
@@ -199,13 +202,27 @@ class Result(NamedTuple):
     control: str
     method: str
 
+    def end(self, prices: tuple[float, float]) -> float:
+        """The largest cost that all runs have reached: where arms are compared."""
+        return smallest_end([*self.runs.values()], prices)
+
     @property
     def tokens(self) -> float:
-        """Where the arms are compared."""
-        return smallest_end([*self.runs.values()])
+        return self.end(TOKENS)
+
+    @property
+    def p(self) -> float:
+        """Exact, not corrected."""
+        return float(sign_flip(self.gains(TOKENS)))
 
     def of(self, arm: str, seeds: Sequence[int]) -> list[Run]:
         return [self.runs[arm, seed] for seed in seeds]
+
+    def gains(self, prices: tuple[float, float]) -> list[float]:
+        """The method's accuracy less the control's at equal cost, of each seed."""
+        pairs = zip(self.of(self.method, CONFIRMED), self.of(self.control, CONFIRMED), strict=True)
+        at = self.end(prices), prices
+        return [method.at(*at) - control.at(*at) for method, control in pairs]
 
 
 def result_of(bed: str) -> Result | str:
@@ -238,24 +255,46 @@ def tables(bed: str) -> Iterator[str]:
     if isinstance(result, str):
         yield result
         return
-    control, tokens, runs = result.control, result.tokens, [*result.runs.values()]
-    pairs = [*zip(result.of(result.method, CONFIRMED), result.of(control, CONFIRMED), strict=True)]
-    gains = [method.at(tokens) - other.at(tokens) for method, other in pairs]
-    yield f"{result.method} against {control}, chosen by the tuning seeds"
-    yield f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {interval(mean(gains))}, exact p {sign_flip(gains):.4f}"
-    priced = {name: (smallest_end(runs, prices), prices) for name, prices in PRICES.items()}
-    for name, at in priced.items():
-        yield f"at equal seconds ({name}): {interval(mean([one.at(*at) - other.at(*at) for one, other in pairs]))}"
-    head = ["arm", "rate", "at equal tokens", f"less {control}", *priced, *WHY]
-    yield "\n| " + " | ".join(head) + " |\n|" + "---|" * len(head)
+    yield f"{result.method} against {result.control}, chosen by the tuning seeds"
+    gain, corrected = shown(mean(result.gains(TOKENS))), p_value(answers().get(bed))
+    yield f"at {result.tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {gain}, exact p {result.p:.4f}"
+    yield f"p by Holm's method over the {len(BEDS)} beds: {corrected}"
+    for name, prices in PRICES.items():
+        yield f"at equal seconds ({name}): {shown(mean(result.gains(prices)))}"
+    yield from ("", *table(bed, result))
+
+
+def table(bed: str, result: Result) -> list[str]:
+    """Markdown: of each arm its rate, accuracy at equal tokens and at equal seconds, and what explains it."""
+    head, rows = ("arm", "rate", "at equal tokens", f"less {result.control}", *PRICES, *WHY), []
     for arm, rate in result.rates.items():
-        of_arm, beside = (result.of(one, DESCRIBED[bed]) for one in (arm, control))
-        gain = mean([one.at(tokens) - other.at(tokens) for one, other in zip(of_arm, beside, strict=True)])
-        seconds = [f"{np.mean([run.at(*at) for run in of_arm]):.3f}" for at in priced.values()]
-        why = [f"{measure(mean_sums(of_arm)):.3g}" for measure in WHY.values()]
-        at_tokens = f"{np.mean([run.at(tokens) for run in of_arm]):.3f}"
-        row = [arm, rate, at_tokens, "" if arm == control else interval(gain), *seconds, *why]
-        yield "| " + " | ".join(row) + " |"
+        runs, beside = (result.of(one, DESCRIBED[bed]) for one in (arm, result.control))
+        gain = mean([one.at(result.tokens) - other.at(result.tokens) for one, other in zip(runs, beside, strict=True)])
+        at = [
+            float(np.mean([run.at(result.end(prices), prices) for run in runs]))
+            for prices in ((0, 0), *PRICES.values())
+        ]
+        why = [f"{measure(mean_sums(runs)):.3g}" for measure in WHY.values()]
+        less = NONE if arm == result.control else shown(gain)
+        rows.append((arm, rate, f"{at[0]:.3f}", less, *(f"{value:.3f}" for value in at[1:]), *why))
+    return markdown_table(head, rows)
+
+
+# What the texts of the study take of a bed.
+FIGURES: dict[str, Callable[[str, Result], str]] = {
+    "gain": lambda bed, result: shown(mean(result.gains(TOKENS))),
+    "seconds": lambda bed, result: shown(mean(result.gains(PRICES[SHORT]))),
+    "p": lambda bed, result: p_value(answers()[bed]),
+    "arms": lambda bed, result: f"`{result.method}` against `{result.control}`",
+    "tokens": lambda bed, result: f"{result.tokens / 1e6:.2f}",
+    "table": lambda bed, result: "\n".join(table(bed, result)),
+}
+
+
+def answers() -> dict[str, float]:
+    """By bed the p of its question, by Holm's method; none while a bed lacks runs."""
+    results = [result for bed in BEDS if isinstance(result := result_of(bed), Result)]
+    return dict(zip(BEDS, holm([result.p for result in results]), strict=True)) if len(results) == len(BEDS) else {}
 
 
 def picture() -> bytes:
@@ -304,14 +343,9 @@ def mean_sums(runs: list[Run]) -> dict[str, float]:
     return {name: float(np.mean([run.sums[name][-1] for run in runs])) for name in SUMS}
 
 
-def smallest_end(runs: list[Run], prices: tuple[float, float] = (0.0, 0.0)) -> float:
+def smallest_end(runs: list[Run], prices: tuple[float, float] = TOKENS) -> float:
     """The largest cost that all of them have reached."""
     return float(min(run.cost(prices)[-1] for run in runs))
-
-
-def interval(value: Mean) -> str:
-    low, high = value.bounds or (float("nan"),) * 2
-    return f"{value.value:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def _column(rows: list[dict[str, str]], name: str) -> np.ndarray:
