@@ -33,7 +33,6 @@ def test_a_question_that_holds_one_keeps_its_text_and_the_templates_tokens(templ
     plain, held = (Question.make("mine", (("user", text),), "7") for text in (HELD.replace("<|im_", "<!im_"), HELD))
     ids, expected = encoder.encode(held), encoder.encode(plain)
     assert tokenizer.decode(ids) == encoder.render(held)
-    assert [i if i != ord("!") else 0 for i in ids] != expected or len(ids) == len(expected)
     special = [[i for i in each if i in tokenizer.all_special_ids] for each in (ids, expected)]
     assert special[0] == special[1], "those of the template alone"
     encoder.check_prompts([plain])

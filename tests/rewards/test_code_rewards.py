@@ -92,25 +92,25 @@ def test_integers_may_have_more_digits_than_python_s_limit():
 
 
 OUTSIDE = "/tmp/exgrpo-code-test-secret"
-BREACHES = {
+BREACHES = {  # each prints what is right if it succeeds
     "endless loop": "while True: pass",
-    "sleep": "import time\ntime.sleep(60)",
+    "sleep": "import time\ntime.sleep(60)\nprint(3)",
     "fork bomb": "import os\nwhile True:\n    os.fork()",
     "stubborn fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-    "threads": "import threading, time\nfor i in range(99): threading.Thread(target=time.sleep, args=(60,)).start()",
-    "10 GB": "x = bytearray(10 * 2**30)\nprint(len(x))",
+    "threads": "import threading as t, time\nfor i in range(99): t.Thread(target=time.sleep, args=(60,)).start()\nprint(3)",
+    "10 GB": "x = bytearray(10 * 2**30)\nprint(3)",
     "memory in many processes": "import os\nfor i in range(4): os.fork()\nx = bytearray(200 * 2**20)\nwhile True: pass",
-    "file outside": f"print(open({OUTSIDE!r}).read())",
-    "passwords": "print(open('/etc/passwd').read())",
-    "own project": f"import os\nprint(os.listdir({str(Path(__file__).parent)!r}))",
-    "write outside": "open('/usr/marked-by-the-test', 'w')",
-    "socket": "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)",
-    "any socket": "import socket\nsocket.socket(socket.AF_UNIX)",
+    "file outside": f"open({OUTSIDE!r}).read()\nprint(3)",
+    "passwords": "open('/etc/passwd').read()\nprint(3)",
+    "own project": f"import os\nos.listdir({str(Path(__file__).parent)!r})\nprint(3)",
+    "write outside": "open('/usr/marked-by-the-test', 'w')\nprint(3)",
+    "socket": "import socket\nsocket.create_connection(('127.0.0.1', 22), 1)\nprint(3)",
+    "any socket": "import socket\nsocket.socket(socket.AF_UNIX)\nprint(3)",
     "great file": "with open('/tmp/x', 'w') as f:\n    while True: f.write('x' * 1000000)",
     "great output": "while True: print('x' * 1000000)",
-    "process 1": "import os\nos.kill(1, 9)\nos.kill(-1, 9)",
-    "its father": "print(open('/proc/1/environ').read())",
-    "more rights": "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",
+    "process 1": "import os\nos.kill(1, 9)\nos.kill(-1, 9)\nprint(3)",
+    "its father": "open('/proc/1/environ').read()\nprint(3)",
+    "more rights": "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0\nprint(3)",
     "daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)",
 }
 
