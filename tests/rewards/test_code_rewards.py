@@ -97,7 +97,7 @@ BREACHES = {  # each prints what is right if it succeeds
     "sleep": "import time\ntime.sleep(60)\nprint(3)",
     "fork bomb": "import os\nwhile True:\n    os.fork()",
     "stubborn fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
-    "threads": "import threading as t, time\nfor i in range(99): t.Thread(target=time.sleep, args=(60,)).start()\nprint(3)",
+    "threads": "import threading as t\nfor i in range(99): t.Thread(target=t.Event().wait).start()\nprint(3)",
     "10 GB": "x = bytearray(10 * 2**30)\nprint(3)",
     "memory in many processes": "import os\nfor i in range(4): os.fork()\nx = bytearray(200 * 2**20)\nwhile True: pass",
     "file outside": f"open({OUTSIDE!r}).read()\nprint(3)",
