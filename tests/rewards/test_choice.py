@@ -28,7 +28,11 @@ WITHOUT_OPTIONS = {
         ("(A) Cecile", "\\boxed{Cecile}"), ("2", "\\boxed{2}"), ("2", "The answer is 2."), ("J", "The answer is J"),
         ("B", "The answer is not A but B because of this"), ("A", "It is not B, it is A"), ("B", "B, not C"),
         ("B", "The answer is B and A is wrong."), ("A", "\\boxed{(A) (A)}"), ("B", "$B$"), ("B", "$\\text{B}$"),
-        ("B", "“B”"), ("B", "answer is “B”"), ("B", "选B"),
+        ("B", "“B”"), ("B", "answer is “B”"), ("B", "选B"), ("B", "The answer is A. No, the answer is B."),
+        ("B", "I choose A. Answer: B"), ("C", "C. Option D is incorrect."), ("C", "C. Option (D) isn't right."),
+        ("C", "The correct answer is C. Option A is incorrect. Option **B** was wrong. Option D is not."),
+        ("B", "Option B is correct. Option C is not correct."),
+        ("B", "The answer is B. In contrast, choice C is ruled out."),
     ),
     "wrong": (
         ("B", "\\boxed{B} no, \\boxed{A}"), ("B", "\\boxed{42}"), ("B", "\\boxed{Z}"),
@@ -41,6 +45,7 @@ WITHOUT_OPTIONS = {
     "no_answer": (
         ("B", "<think>The answer is B</think>"), ("A", "The answer is a matter of taste."), ("A", "I am not sure."),
         ("A", ""), ("B", "The answer is not B."), ("C", "It isn't C."), ("B", "A and B"),
+        ("C", "Option C is incorrect."),
     ),
     "error": (
         ("", "A"), ("hello", "A"),

@@ -29,7 +29,7 @@ _FILLER = (
 # A statement, with the label and what follows it: the answer is B; I choose (C); 答案是D; #### 3.
 _STATED = re.compile(
     rf"(?:\b(?:answers?|choice|option|choose|pick|select|go\s+with)\b|答案|选[择项]?|####)(?:\s+(?:to\s+the\s+question|here))?{_FILLER}(?:是|为|：)?\s*"
-    r"([A-Za-z]|\d{1,2})(?![A-Za-z0-9'’])(?P<after>[^\n]{0,12})",
+    r"([A-Za-z]|\d{1,2})(?![A-Za-z0-9'’])(?=(?P<after>[^\n]{0,12}))",
     re.IGNORECASE,
 )
 # A statement that begins with the label: (B) is correct; C must be the right answer. A alone may be an article.
@@ -41,11 +41,14 @@ _IS_RIGHT = re.compile(
 _LEADING = re.compile(r"^[\s*]*(?:\(\s*([A-Z])\s*\)|([A-Z])\s*[.):])(?=[\s*]|$)")
 # A label in brackets, anywhere: so it is (C) after all.
 _IN_BRACKETS = re.compile(r"\(\s*([A-Z]|\d)\s*\)")
-# What is ruled out, which is cut out of the text: not B; neither A nor (C); isn't option D; rather than B, but.
+# What is ruled out, which is cut out of the text: not B; neither A nor (C); isn't option D; rather than B, but; option
+# D is incorrect.
 _NOT = re.compile(
     r"(?:\b(?:not|neither|nor|rather\s+than|instead\s+of|other\s+than)|n['’]t(?:\s+be)?|\b(?:cannot|not)\s+be)\s"
     r"(?:option\s|choice\s)?[\s*$(\"“]{0,5}[A-J]\b(?!['’])[*$)\"”]*"
     r"(?:\s?,?\s?\b(?:or|nor)\s[*$(]*[A-J]\b[)*$]*)?(?:\s?,?\s?but\b)?"
+    r"|\b(?:[Oo]ptions?|[Cc]hoices?|[Aa]nswers?)\s[\s*$(]*[A-J]\b[*$)]*\s(?:is|was)"
+    r"(?:n['’]t\b|\s(?:(?:clearly|also|therefore)\s)?(?:not\b|incorrect|wrong|false|ruled\sout))"
 )
 # A second label right behind one, which makes it no answer: B or C; (A)(B); A/C. Not a word: "B. A ball", "or I am".
 _MORE = re.compile(
