@@ -34,6 +34,7 @@ GO_ON = "the responses so far are kept; run the same command again to continue"
 _LOG_EVERY = 5.0  # seconds
 _NOTHING: results_folder.Results = {"benchmarks": {}, "not_run": {}, "record": {}}
 _BATCH = 256  # responses regraded at a time
+_NEED_MORE = ("function", "http", "reasoning_gym")  # verifiers that read more of a question than a sample has
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
 
 
 def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, Any]:
-    """Grade the saved responses again, without a model, and compute new results.
+    """Grade the saved responses again, without a model, and compute new results. A benchmark whose samples do not hold
+    what its verdicts depend on is left as it is, which the log says.
 
     If this is interrupted, each file of samples is either the old one or the new one. Raises FolderError, ValueError,
     GradingError.
@@ -166,8 +168,10 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         grader = Verifier("math", timeout=timeout, workers=workers, max_failed_share=1.0)
         try:
             for name, facts in before["benchmarks"].items():
-                if facts.get("environment", {}).get("reward") in ("environment", "verifier"):
-                    continue  # its verdicts are the environment's, or of a part of what is saved
+                by = facts.get("environment", {}).get("reward")
+                if by in ("environment", "verifier") or facts["verifier"] in _NEED_MORE:
+                    log.warning("%s: left as it is: a sample lacks what its verdicts depend on (docs/evaluation.md)", name)
+                    continue
                 verifier = replace(grader, kind=facts["verifier"], function=facts["function"])
                 files[name].write(_regraded(files[name], verifier, plain, name))
             config["common"]["plain"] = plain

@@ -228,6 +228,18 @@ def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, be
     assert again == content
 
 
+def test_regrading_keeps_verdicts_that_depend_on_more_than_a_sample_has(byte_model, tmp_path, bench, caplog):
+    (tmp_path / "f.py").write_text("def reward_func(queries, prompts, labels):\n    return [float('Th.' in prompts[0])]\n")
+    block = definition(tmp_path, verifier='"function"', function=f'"{tmp_path}/f.py"', ask='"Th."')
+    words = ("--definitions", block, "--benchmarks", "mine", *HERE, "--limit", 2, "--max-tokens", 2)
+    bench("--model", byte_model, *words, "--out", tmp_path / "x")
+    before = samples(tmp_path / "x", "mine")
+    assert {line["verdict"] for line in before} == {"correct"}
+    bench("regrade", tmp_path / "x")
+    assert samples(tmp_path / "x", "mine") == before
+    assert "mine: left as it is" in caplog.text
+
+
 def test_a_report_is_made_of_an_evaluations_folders(raw_model, tmp_path, bench, chains):
     chains("--limit", 30, out=tmp_path / "a")
     bench("--model", raw_model, *CHAINS, "--limit", 30, "--out", tmp_path / "b")
