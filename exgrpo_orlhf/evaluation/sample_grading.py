@@ -58,12 +58,16 @@ def verdicts(
 
 
 def graded(
-    verifier: Verifier, responses: Sequence[Response], questions: Mapping[int, Question], plain: bool, step: int = 0
+    verifier: Verifier,
+    responses: Sequence[Response],
+    questions: Mapping[int, Question],
+    plain: bool,
+    progress: tuple[int, int] = (0, 1),
 ) -> list[Sample]:
-    """The samples of responses to one benchmark. questions: by row; step: made by the run that evaluates"""
+    """The samples of responses to one benchmark. questions: by row; progress: as `Answer` has it"""
     pairs = [(questions[item.request.key[1]], item.written) for item in responses]
     ungraded = [pair for pair, item in zip(pairs, responses, strict=True) if item.grade is None]
-    new_grades = iter(verifier.grade_all(ungraded, (step, 0)))
+    new_grades = iter(verifier.grade_all(ungraded, progress))
     grades = [item.grade or next(new_grades) for item in responses]
     verifier.check_failed(grades)
     samples = []

@@ -71,7 +71,7 @@ class Validation:
 
     def evaluate(
         self,
-        step: int,
+        progress: tuple[int, int],
         generate: Responder,
         decode: Callable[[np.ndarray], str],
         written: Callable[[Question, Rollout], Written],
@@ -79,10 +79,10 @@ class Validation:
     ) -> dict[str, float]:
         """Returns metrics for the log, and writes samples and results.json to evaluation/<step>/ of the run.
 
-        written: a response as the verifier gets it
+        progress: steps made, and planned; written: a response as the verifier gets it
         generate: maps (questions, seeds of the responses to each, temperature, top-p) to the responses to each
         """
-        settings, rows = self.settings, dict(self._set.rows)
+        settings, rows, step = self.settings, dict(self._set.rows), progress[0]
         requests = list(requests_of(self._set, lambda _, question: render_prompt(prompts, question), self._seed))
         seeds = [
             [request.seed_at(0) for request in same] for _, same in groupby(requests, lambda request: request.key[1])
@@ -100,7 +100,7 @@ class Validation:
         path = folder / NAME / SAMPLES
         path.unlink(missing_ok=True)  # of a step that is run again
         file = SampleFile(path)
-        file.write(graded(self._verifier, responses, rows, plain=False, step=step))
+        file.write(graded(self._verifier, responses, rows, plain=False, progress=progress))
         model = EvaluatedModel(str(self._run), None, None, run=self._run.name, step=step)
         record = {**self._record, "model": model.describe(), "finished": now()}
         facts = {NAME: self._set.facts(ask=None, of_group=[NAME])}

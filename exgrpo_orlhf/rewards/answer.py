@@ -35,7 +35,8 @@ class Answer(NamedTuple):
     """An answer to grade. gold, prompt, meta, source: the question's; some kinds need fields of its meta (options,
     tests), and a user's function may need all of them, and what follows.
 
-    read, token_ids, turns: as `Written` has them, read without the call; progress: steps made, and planned
+    read, token_ids, turns: as `Written` has them, read without the call; progress: steps made, and planned, (0, 1)
+    outside training: functions divide by the second
     """
 
     gold: Any
@@ -46,7 +47,7 @@ class Answer(NamedTuple):
     read: tuple[str, str] | None = None
     token_ids: Sequence[int] = ()
     turns: int | None = None
-    progress: tuple[int, int] = (0, 0)
+    progress: tuple[int, int] = (0, 1)
 
     @property
     def as_read(self) -> tuple[str, str]:

@@ -208,7 +208,7 @@ class Verifier:
         return replace(self, max_failed_share=1.0).grade_all([(question, response)])[0]
 
     def grade_all(
-        self, pairs: Sequence[tuple[Question, Written | str]], progress: tuple[int, int] = (0, 0)
+        self, pairs: Sequence[tuple[Question, Written | str]], progress: tuple[int, int] = (0, 1)
     ) -> list[Grade]:
         """Grade many, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail.
 
@@ -237,7 +237,7 @@ class Verifier:
         groups: Iterable[RolloutGroup],
         written: Callable[[Question, Rollout], Written],
         earlier: Sequence[RolloutGroup] = (),
-        progress: tuple[int, int] = (0, 0),
+        progress: tuple[int, int] = (0, 1),
     ) -> list[RolloutGroup]:
         """The same groups with every rollout graded; episodes that their environment has graded, or that it failed to
         play, as they are. Stored trajectories are not among them: they are never re-graded.
@@ -288,7 +288,7 @@ class Verifier:
         penalties = [self.overlong_penalty(tokens, max_tokens) for tokens in lengths]
         return {} if self.overlong_share is None else {"reward/overlong_penalty": mean(penalties)}
 
-    def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 0)) -> Answer:
+    def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 1)) -> Answer:
         """What a grader gets. A gold is text where text is compared, and as it is for a user's own grader."""
         golds = [*question.answer] if isinstance(question.answer, tuple) else [question.answer]
         golds = [*map(str, golds)] if self.kind in TEXTS else golds

@@ -297,7 +297,7 @@ class TrainingRun:
             return {}
         clock, engine = Clock(), self.engine
         tools = engine.generate_for, engine.decode, engine.written, engine.prompts
-        metrics = self.validation.evaluate(self.steps, *tools)
+        metrics = self.validation.evaluate((self.steps, self.experiment.settings.steps), *tools)
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 

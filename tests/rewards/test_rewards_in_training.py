@@ -33,6 +33,11 @@ def reward_func(queries, prompts, labels):
     return [1.0 if query.endswith("#" + label + "<end>") else {wrong} for query, label in zip(queries, labels)]
 """
 
+PROGRESS = """
+def reward_func(completions, trainer_state, **kwargs):
+    return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
+"""
+
 
 def go(model: Path, run: Path, *more: str, resume=False) -> list[dict]:
     train_small(model, run, *BINDINGS, *more, resume=resume)
@@ -68,6 +73,14 @@ def test_a_user_s_function_rewards_as_the_built_in_kind_does(warm_model, tmp_pat
     for name in ("reward/mean", "reward/pass_at_1", "policy/loss"):
         assert [row.get(name) for row in by_function] == [row.get(name) for row in own]
     assert by_function[1]["reward/mean"] > 0
+
+
+@pytest.mark.slow
+def test_an_evaluation_in_training_says_how_many_steps_are_made_and_planned(warm_model, tmp_path):
+    (tmp_path / "reward.py").write_text(PROGRESS)
+    bindings = ["Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'", "train.eval_every = 2"]
+    measured = go(warm_model, tmp_path / "run", *bindings)
+    assert [row["eval/greedy_accuracy"] for row in (measured[0], measured[-1])] == [0, 1]
 
 
 @pytest.mark.slow

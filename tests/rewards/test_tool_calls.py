@@ -322,6 +322,13 @@ def generated_by_openrlhf(file: str, question: Question, rollout: Rollout, encod
     return asyncio.run(executor.execute(text, label, params, 1024, encoder.tokenizer, Engine()))
 
 
+def test_the_share_of_steps_made_is_0_outside_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("exgrpo_orlhf.rewards.pool.Pool", PoolHere)
+    case = next(case for case in TRL.values() if "max_steps" in case.source)
+    grade = Verifier("function", file_of("trl", case, tmp_path)).grade(case.question, "5")
+    assert (grade.reward, grade.reason) == (0.0, None)
+
+
 RANKS, SHORTEST = TRL["ranks in the group"].source, TRL["the shortest of the group"].source
 
 
