@@ -170,7 +170,9 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
             for name, facts in before["benchmarks"].items():
                 by = facts.get("environment", {}).get("reward")
                 if by in ("environment", "verifier") or facts["verifier"] in _NEED_MORE:
-                    log.warning("%s: left as it is: a sample lacks what its verdicts depend on (docs/evaluation.md)", name)
+                    log.warning(
+                        "%s: left as it is: a sample lacks what its verdicts depend on (docs/evaluation.md)", name
+                    )
                     continue
                 verifier = replace(grader, kind=facts["verifier"], function=facts["function"])
                 files[name].write(_regraded(files[name], verifier, plain, name))

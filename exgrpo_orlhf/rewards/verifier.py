@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from ..records import Grade, Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
 from ..settings import Constraint, Count, Finite, PositiveShare, Share, check_settings, require
+from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Written
-from .grading import OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format, weighted_sum
+from .grading import HERE, OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format, weighted_sum
 from .pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
 from .sandbox.function import is_function, name_of
@@ -180,7 +181,7 @@ class Verifier:
     def check_questions(self, questions: Iterable[Question]) -> None:
         """Check, before anything is generated, that a user's file, the sandbox or the server is there, that the
         questions have the columns that a function takes, that there is one gold answer for each question where a kind
-        takes no list, and that a program's tests can be read. Raises NoGrader, ValueError."""
+        takes no list, and that it, or a program's tests, can be graded against. Raises NoGrader, ValueError."""
         questions = [*questions]
         for part in self.parts.values():
             part.check_questions(questions)
@@ -189,15 +190,29 @@ class Verifier:
         if self.kind in ("function", "code", "http"):
             metas = [set(item.meta) for item in questions]
             self.graders().check_columns(sorted(set.intersection(*metas)) if metas else None)
+        distinct: dict[str, Question] = {}
         for question in questions:
-            if self.kind == "code":
-                try:
+            takes_list = self.kind in (*OWN_GRADERS, "code", "math", "math_verify")
+            golds = f"it takes one gold answer, not the list {question.answer_text:.80}"
+            require(takes_list or not isinstance(question.answer, tuple), self._place(question) + golds)
+            try:
+                if self.kind == "code":
                     tests_of(self.as_answer(question, Written("")))
-                except ValueError as error:
-                    raise ValueError(f"the question {question.prompt!r:.80} of {question.source!r}: {error}") from error
-            elif self.kind not in ("function", "http") and not self.kind.startswith("math"):
-                golds = f"Verifier.kind = {self.kind!r} takes one gold answer, not the list {question.answer_text:.80}"
-                require(not isinstance(question.answer, tuple), golds)
+                elif self.kind in HERE:
+                    HERE[self.kind](replace(question, answer=question.answer_text), "")
+            except ValueError as error:
+                raise ValueError(self._place(question) + str(error)) from error
+            # Of a task of reasoning-gym one question: each takes as long as it took to make.
+            task = question.meta.get(SOURCE, {}).get("task") if self.kind == "reasoning_gym" else None
+            distinct.setdefault(task or repr([question.answer, question.meta.get("options")]), question)
+        if self.kind in TEXTS:
+            futures = self.graders().submit([self.as_answer(question, Written("")) for question in distinct.values()])
+            for question, future in zip(distinct.values(), futures, strict=True):
+                grade = future.result()
+                require(grade.verdict != "error", f"{self._place(question)}{grade.reason}")
+
+    def _place(self, question: Question) -> str:
+        return f"the question {question.prompt!r:.80} of {question.source!r}, Verifier.kind = {self.kind!r}: "
 
     def grade(self, question: Question, response: Written | str) -> Grade:
         """Grade one response. Blocks for little more than `timeout` at most, or three times that for a text (math,

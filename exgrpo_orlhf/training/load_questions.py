@@ -29,5 +29,6 @@ def load_questions(experiment: Experiment) -> tuple[list[Question], list[Questio
             "--write-clean FILE writes"
         )
     experiment.environment.check_file()
-    experiment.verifier.check_questions([*training, *validation])
+    if experiment.environment.path is None or experiment.environment.reward != "environment":
+        experiment.verifier.check_questions([*training, *validation])
     return training, validation

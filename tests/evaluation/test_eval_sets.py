@@ -212,7 +212,11 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
         ('{"problem": "a?", "answer"', {}, "mine.jsonl, line 1: not JSON"),
         ('{"problem": null, "answer": "1"}\n', {}, "row 0: not of the form expected"),
         ('{"problem": "a \\ud800 b", "answer": "1"}\n', {}, "row 0: not of the form expected"),
-        ('{"problem": "Which?", "answer": "neither"}\n', {"verifier": '"choice"'}, "row 0 has no answer of that kind"),
+        (
+            '{"problem": "Which?", "answer": "neither"}\n',
+            {"verifier": '"choice"'},
+            "'Which?' of 'mine', Verifier.kind = 'choice': the gold",
+        ),
         ('{"problem": "7+7", "answer": "4"}\n', {"verifier": '"modular_chain"'}, "not a modular chain"),
         ('{"problem": "7", "answer": "4"}\n', {"verifier": '"function"', "function": '"no.py"'}, "no.py"),
         (None, {"by": '"knd"'}, "no column 'knd', there are problem, answer"),

@@ -229,7 +229,9 @@ def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, be
 
 
 def test_regrading_keeps_verdicts_that_depend_on_more_than_a_sample_has(byte_model, tmp_path, bench, caplog):
-    (tmp_path / "f.py").write_text("def reward_func(queries, prompts, labels):\n    return [float('Th.' in prompts[0])]\n")
+    takes_no_empty_response = "queries[0][len(prompts[0]) :][0] != '' and 'Th.' in prompts[0]"
+    head = "def reward_func(queries, prompts, labels):\n"
+    (tmp_path / "f.py").write_text(f"{head}    return [float({takes_no_empty_response})]\n")
     block = definition(tmp_path, verifier='"function"', function=f'"{tmp_path}/f.py"', ask='"Th."')
     words = ("--definitions", block, "--benchmarks", "mine", *HERE, "--limit", 2, "--max-tokens", 2)
     bench("--model", byte_model, *words, "--out", tmp_path / "x")

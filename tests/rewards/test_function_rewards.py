@@ -133,7 +133,7 @@ def test_a_list_of_gold_answers_in_a_file_is_accepted_by_any_of_them(tmp_path):
     assert [verifier.grade(questions[0], each).verdict for each in responses] == ["correct", "correct", "wrong"]
     assert questions[1].answer == "2"
     assert questions[0].answer == ("2", -2)
-    with pytest.raises(ValueError, match="'exact' takes one gold answer, not the list"):
+    with pytest.raises(ValueError, match="'exact': it takes one gold answer, not the list"):
         Verifier("exact").check_questions(questions)
     for bad in ("[]", '[""]', "[null]"):
         path.write_text(f'{{"question": "x?", "gold": {bad}}}\n')

@@ -219,3 +219,20 @@ def test_what_its_response_makes_ungradable_is_wrong_after_a_second_try_in_twice
 def test_a_function_s_timeout_stays_without_a_reward(function):
     verifier = Verifier("function", function=function, timeout=0.5, memory=515, max_failed_share=1.0)
     assert verifier.grade(Question.make("t", "", "42"), "spin") == Grade("timeout", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gold", "reason"),
+    [
+        ({"kind": "modular_chain"}, "2", "not a modular chain"),
+        ({"kind": "word_problem"}, "1/2", "not a word problem"),
+        pytest.param({"kind": "math"}, "\\boxed{", "the gold answer .* is empty", marks=pytest.mark.slow),
+        pytest.param({"kind": "choice"}, "Paris", "the gold 'Paris' is no option", marks=pytest.mark.slow),
+        pytest.param({"rewards": {"exact": 1.0, "choice": 0.5}}, "Paris", "is no option", marks=pytest.mark.slow),
+    ],
+)
+def test_a_gold_answer_that_cannot_be_graded_against_is_refused_before_a_run(settings, gold, reason):
+    questions = [Question.make("own", "1+1?", gold)] * 2
+    kind = settings.get("kind", "choice")
+    with pytest.raises(ValueError, match=rf"the question '1\+1\?' of 'own', Verifier.kind = '{kind}': .*{reason}"):
+        Verifier(**settings, workers=1).check_questions(questions)

@@ -334,4 +334,4 @@ def _check_work(
     prompts.check_prompts([*questions, *validation])
     if begins and experiment.experience:
         initial_buffer.load(experiment, questions, prompts)
-        close_workers()  # the workers that graded the experts must not run beside Ray's
+    close_workers()  # the workers that read gold answers and graded the experts must not run beside Ray's
