@@ -7,8 +7,8 @@ meta["tests"], or the gold answer where there are none, as JSON or as Python:
     {"fn_name": "f", "inputs": [[argument, …], …], "outputs": [result, …]}: calls in one process
     "assert f(1) == 2\\nassert …", or a list of such lines: the same, read from Python (`calls.py`)
 
-A program that crashes, never ends or takes too much memory is a wrong answer. Output is compared line by line, white
-space at line ends and empty lines at the end aside, and decimals within a tolerance (`_same_word`).
+A program that crashes, never ends or takes too much memory is a wrong answer. Output is compared line by line and word
+by word, empty lines at its begin and end aside, and decimals within a tolerance (`_same_word`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def passes(program: str, tests: dict[str, str] | list[Call], timeout: float, mem
 
 
 def _same_output(output: str, expected: str) -> bool:
-    lines, expected_lines = ([line.split(" ") for line in _plain(text)] for text in (output, expected))
+    lines, expected_lines = _words(output), _words(expected)
     same_shape = [*map(len, lines)] == [*map(len, expected_lines)]
     return same_shape and all(map(_same_word, chain(*lines), chain(*expected_lines)))
 
@@ -188,7 +188,7 @@ def read_tests(tests: Any) -> dict[str, str] | list[Call]:
     outputs_of: dict[str, str] = {}
     for test in tests:
         text, expected = _lines(test["input"]), _lines(test["output"])
-        if _plain(outputs_of.setdefault(text, expected)) != _plain(expected):
+        if _words(outputs_of.setdefault(text, expected)) != _words(expected):
             raise ValueError(f"two tests have the input {text!r:.80} and different outputs")
     return outputs_of
 
@@ -208,5 +208,6 @@ def _lines(text: Any) -> str:
     return "\n".join(map(str, text)) if isinstance(text, list | tuple) else str(text)
 
 
-def _plain(output: str) -> list[str]:
-    return [line.rstrip() for line in output.rstrip().split("\n")]
+def _words(output: str) -> list[list[str]]:
+    """Of each line, empty ones at the begin and the end left out."""
+    return [line.split() for line in output.strip().split("\n")]
