@@ -141,7 +141,7 @@ class Experiment:
         on with what it has loaded. A changed file changes what a run learns."""
         files = {}
         if self.environment.path is not None:
-            files["Environment.path"] = Path(self.environment.file()).expanduser()
+            files["Environment.path"] = Path(self.environment.file())
         if self.verifier.function is not None:
             files["Verifier.function"] = function.named(self.verifier.function)[0]
         for name, part in self.verifier.parts.items():

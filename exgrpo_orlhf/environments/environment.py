@@ -70,8 +70,8 @@ class Environment:
     def file(self) -> str:
         """The path, of a file of this package its whole one."""
         assert self.path is not None
-        packaged = Path(__file__).parent / self.path
-        return str(packaged) if packaged.is_file() and not Path(self.path).expanduser().exists() else self.path
+        packaged, own = Path(__file__).parent / self.path, Path(self.path).expanduser()
+        return str(packaged if packaged.is_file() and not own.exists() else own)
 
     def check_file(self) -> None:
         """Load the file once, before anything is generated. Raises NotLoaded, which says what is wrong."""

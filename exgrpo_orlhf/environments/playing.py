@@ -14,8 +14,9 @@ import numpy as np
 
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_text
-from ..records import Grade, Question, Rollout, Trajectory
+from ..records import EXTRA_INFO, Grade, Question, Rollout, Trajectory
 from ..rewards import Written
+from ..rewards.grading import as_in_other_readers
 from ..rounding import less_rounding
 from ..workers.fork_server import CallFailed, Worker
 from .agent import Reply
@@ -81,7 +82,10 @@ class Play:
         self.computed: Any = None  # of the context, by an engine that keeps it until the next turn
         self._text = player.prompts.render(question)
         self._action = ""
-        states = {"observation": self._text, "label": question.answer, "seed": seed, "meta": dict(question.meta)}
+        meta = {name: value for name, value in question.meta.items() if name != EXTRA_INFO}
+        golds = question.answer
+        self._label = as_in_other_readers([*golds] if isinstance(golds, tuple) else golds)
+        states = {"observation": self._text, "label": self._label, "seed": seed, "meta": as_in_other_readers(meta)}
         self.episode: Worker | None = None
         try:
             self.episode = player.environment.server().worker()
@@ -121,7 +125,7 @@ class Play:
             self.logprobs += turn.sampler_logprobs.tolist()
         self._action = self.player.text(turn)
         assert self.episode is not None  # or it would not be going
-        states = {"observation_text": self._text, "action_text": self._action, "label": self.question.answer}
+        states = {"observation_text": self._text, "action_text": self._action, "label": self._label}
         self.episode.call(pickle.dumps({**states, "sampling_params": None}))
 
     @property

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+from types import SimpleNamespace
+
 import pytest
 
 from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.environments.playing import Play
+from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.workers.fork_server import NotLoaded
 
 OPENRLHF = """
@@ -48,3 +54,25 @@ def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source
 
 def test_without_a_path_there_is_nothing_to_check():
     Environment().check_file()
+
+
+def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Environment("~/game.py").file() == str(tmp_path / "game.py")
+
+
+def test_an_environment_gets_answer_and_columns_as_a_reward_function_gets_them(tmp_path):
+    row = '{"q": "6?", "gold": [4.50, "x"], "weight": 2.50, "extra_info": {"a": 1}}'
+    (tmp_path / "questions.jsonl").write_text(row)
+    columns = {"prompt": "q", "answer": "gold", "meta": ("weight",), "source": None}
+    [question] = QuestionFile(path=str(tmp_path / "questions.jsonl"), **columns).load()
+    calls: list[bytes] = []
+    server = SimpleNamespace(worker=lambda: SimpleNamespace(call=calls.append))
+    player = SimpleNamespace(
+        prompts=SimpleNamespace(encode=lambda question: [1], render=lambda question: "6?"),
+        environment=SimpleNamespace(server=lambda: server),
+    )
+    Play(player, question, 0)
+    states = pickle.loads(calls[0])
+    assert json.dumps([states["label"], states["meta"]]) == '[[4.5, "x"], {"row": 0, "weight": 2.5}]'
+    assert str(states["meta"]["weight"]) == "2.5"
