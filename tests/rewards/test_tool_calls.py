@@ -182,6 +182,9 @@ VERL = {
     "a data source": Case(
         VERL_HEAD + "    if data_source == 'openai/gsm8k':\n        return 1.0\n    raise NotImplementedError()",
         [1] * 4),
+    "a dict with NumPy's numbers": Case(
+        "import numpy as np\n" + VERL_HEAD + "    return {'score': 1.0, 'acc': np.float32(0.5), 'n': np.int64(3)}",
+        [1] * 4, logs=[{"acc": 0.5, "n": 3.0}] * 4),
     "a dict": Case(
         VERL_HEAD + "    right = ground_truth in solution_str\n"
         "    return {'score': 1.0 if right else -1.0, 'acc': float(right), 'pred': solution_str}", [1, -1, 1, 1],

@@ -204,7 +204,7 @@ def _read(result: Any, form: _Form, count: int) -> tuple[list[float | None], lis
     rewards = [_number(item, form.reward) for item in results]
     dicts = [item for item in results if isinstance(item, Mapping)]
     names = dict.fromkeys(name for item in dicts for name in item if name != form.reward)
-    logs = {name: [item.get(name) for item in dicts] for name in names} if len(dicts) == count else {}
+    logs = {name: [single(item.get(name)) for item in dicts] for name in names} if len(dicts) == count else {}
     numbers = {name: values for name, values in logs.items() if all(isinstance(x, int | float) for x in values)}
     return rewards, rewards, numbers
 
