@@ -6,13 +6,13 @@
     python scripts/grade.py --rewards "{'math': 1.0, 'style.py:brief': 0.2}" --in cases.jsonl --out rewards.jsonl
 
 Rows are {"gold": …, "response": …}; kinds that need them also read "prompt", "options" (kind choice) and "tests" (kind
-code). A function gets the other keys as columns ("data_source" as verl's source), and rows with the same prompt and
-gold, one after another, as the responses to one question. Writes one row for each row read, in order, with all its keys
-and "verdict" (correct, wrong, no_answer, timeout, error) and "extracted"; of a function and of several rewards also
-"reward", "reason" (why there is none, or what could not be logged), "rewards" (each of several) and "logs", and prints
-a summary. --against calls the function by that tool's own code too and lists what differs. A second run continues where
-the first one stopped; it refuses to if the rows or the settings (kept in OUT.settings.json) have changed, and it never
-writes to a file that is not its own.
+code). A function gets the other keys, but those that are written, as columns ("data_source" as verl's source), and rows
+with the same prompt and gold, one after another, as the responses to one question. Writes one row for each row read, in
+order, with all its keys and "verdict" (correct, wrong, no_answer, timeout, error) and "extracted"; of a function and of
+several rewards also "reward", "reason" (why there is none, or what could not be logged), "rewards" (each of several)
+and "logs", and prints a summary. --against calls the function by that tool's own code too and lists what differs. A
+second run continues where the first one stopped; it refuses to if the rows or the settings (kept in OUT.settings.json)
+have changed, and it never writes to a file that is not its own.
 Exit status: 0 when all rows are graded (whatever the verdicts), 1 where --against finds a difference, 2 for files,
 settings or tools that cannot be used.
 """
@@ -54,7 +54,12 @@ def main() -> int:
         usual = "function" if arguments.function else Verifier.kind if arguments.rewards else "math"
         settings = {"kind": usual, **settings}
         if arguments.rewards:
-            settings["rewards"] = ast.literal_eval(arguments.rewards)
+            try:
+                settings["rewards"] = ast.literal_eval(arguments.rewards)
+            except (ValueError, SyntaxError) as error:
+                example = "\"{'math': 1.0, 'style.py:brief': 0.2}\""
+                wrong = f"--rewards: a weight for each kind or function, {example}; got {arguments.rewards}"
+                raise BadFile(wrong) from error
         verifier = Verifier(**settings, workers=arguments.workers, max_failed_share=1.0)
         if arguments.against is not None:
             from exgrpo_orlhf.rewards.other_tools import check_installed
@@ -124,7 +129,12 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
     for written in (out, kept):
         if written.exists() and written.samefile(source):
             raise BadFile(f"{written} is the input itself; give --out another name")
-    total = sum(1 for _ in read(source, check=True))
+    total, taken = 0, set[str]()
+    for row in read(source, check=True):
+        total, taken = total + 1, taken | row.keys() & {*ADDED}
+    if taken:
+        why = "this script writes these keys, so they are no columns; give a column another name"
+        print(f"{source}: {', '.join(sorted(taken))}: {why}", file=sys.stderr)
     counts = _done(source, out)
     _keep(settings, kept, out, counts.total())
     grouped = verifier.function is not None or verifier.rewards is not None

@@ -212,6 +212,12 @@ def test_a_function_gets_columns_and_the_responses_to_one_question_together(styl
     assert [row["response"] for row in graded] == [text for _, _, text in ANSWERS]
 
 
+def test_a_key_that_the_script_writes_is_no_column_which_it_says(style):
+    graded = style([{**row, "reward": 7.0} for row in asked()], "size")
+    assert [row["reward"] for row in graded] == [2] * 4
+    assert "in.jsonl: reward: this script writes these keys, so they are no columns" in style.stderr
+
+
 @pytest.mark.slow
 def test_messages_and_verls_columns_arrive_as_their_tools_have_them(tmp_path, style):
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6*7?"}]
@@ -282,8 +288,10 @@ def test_of_several_rewards_each_is_written_and_summed_up(tmp_path, run_script):
         "math: mean 0.5, 0 to 1, of 4 rows",
         "brief: mean 29, 2 to 43, of 3 rows",
     ]
-    done = run_script("grade.py", "--rewards", "{'math'", "--in", source, "--out", out)
-    assert (done.returncode, done.stderr.startswith("error: ")) == (2, True)
+    for wrong in ("{'math'", "math"):
+        done = run_script("grade.py", "--rewards", wrong, "--in", source, "--out", out)
+        assert (done.returncode, "weight for each kind or function, \"{'math': 1.0" in done.stderr) == (2, True)
+        assert done.stderr.startswith("error: --rewards: ")
 
 
 def test_against_another_tool_rows_whose_numbers_differ_are_listed(tmp_path, run_script):
