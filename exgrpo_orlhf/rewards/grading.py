@@ -63,10 +63,10 @@ def as_in_other_readers(value: Any) -> Any:
 
 
 def in_format(grade: Grade, name: str | None, written: Written) -> Grade:
-    """The grade, with a reward of 0 for a response that lacks the format. name: as `Verifier.format`"""
+    """The grade, with a reward of at most 0 for a response that lacks the format. name: as `Verifier.format`"""
     if grade.reward is None or name is None or FORMATS[name](written.text):
         return grade
-    return replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=0.0)
+    return replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=min(0.0, grade.reward))
 
 
 def weighted_sum(grades: Mapping[str, Grade], weights: Mapping[str, float], success_by: str | None) -> Grade:

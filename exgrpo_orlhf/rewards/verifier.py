@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from ..records import Grade, Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
@@ -24,6 +24,7 @@ _Kind = Literal[
     "exact", "modular_chain", "chain_steps", "word_problem", "math", "math_verify", "choice", "function",
     "code", "reasoning_gym", "http",
 ]  # fmt: skip
+_ANY_REWARD = ("function", "reasoning_gym", "http")  # kinds whose reward is any number
 _CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
 
@@ -40,7 +41,8 @@ class Verifier:
     rewards: several at a time, with their weights, kinds or functions: {'math': 1.0, 'style.py:brief': 0.2}. The reward
         is their weighted sum, without those that abstain (a function's None). None: that of `kind` alone
     success_by: the name of the one that decides on success (a kind's, a function's); None: the first
-    success_at: least reward of a success with 'function', 'reasoning_gym' and 'http', whose reward is any number.
+    success_at: least reward of a success with 'function', 'reasoning_gym' and 'http', whose reward is any number; the
+        other kinds say themselves what is correct.
         An OpenRLHF function's or server's `scores` decide instead of its rewards, where it returns them.
         Advantages follow the reward; what is stored, retired and counted as accuracy follows success
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
@@ -49,8 +51,8 @@ class Verifier:
         'batch' (of a step); None: as in its tool, a group for TRL and the batch for verl
     url: with kind 'http', the server's address, or several that share the work
     tries: of a request to a server, at most
-    format: the format a response must have, or its reward is 0: 'think_answer' (<think>…</think>, <answer>…</answer>)
-        or 'boxed'; None: any
+    format: the format a response must have, or its reward is at most 0: 'think_answer' (<think>…</think>,
+        <answer>…</answer>) or 'boxed'; None: any
     overlong_share: the last part of Sampling.max_response_tokens, as a share of it: in it the reward falls linearly, by
         1 at its end (soft overlong punishment, DAPO, arXiv 2503.14476, equation 13), for the advantage alone. Success,
         difficulty, what is stored and dynamic sampling see the reward itself. None: it does not fall
@@ -93,6 +95,7 @@ class Verifier:
         if self.rewards is not None:
             self._check_several()
             return
+        self._check_success_at({self.kind})
         require(self.success_by is None, "Verifier.success_by names one of Verifier.rewards, which is not set")
         require(
             self.kind == "function" or (self.tool is None and self.gets is None),
@@ -125,9 +128,17 @@ class Verifier:
             f"Verifier.tool and .gets are of functions, .url of 'http': Verifier.rewards = {weights!r} has no "
             "such reward",
         )
+        self._check_success_at(kinds)
         require(
             self.success_by in (None, *self.parts),
             f"Verifier.success_by = {self.success_by!r} is none of Verifier.rewards: {', '.join(self.parts)}",
+        )
+
+    def _check_success_at(self, kinds: set[_Kind]) -> None:
+        require(
+            self.success_at == Verifier.success_at or not kinds.isdisjoint(_ANY_REWARD),
+            f"Verifier.success_at = {self.success_at:g} is read by the kinds {', '.join(_ANY_REWARD)} alone; "
+            f"of {', '.join(sorted(kinds))} a correct answer is a success",
         )
 
     @property
@@ -138,16 +149,22 @@ class Verifier:
             return parts
         alone = replace(
             self, rewards=None, success_by=None, format=None, overlong_share=None, kind="exact", url=None,
-            tool=None, gets=None, max_failed_share=1.0,
+            tool=None, gets=None, max_failed_share=1.0, success_at=Verifier.success_at,
         )  # fmt: skip
         for reward in self.rewards:
             name = name_of(reward)
             if name in parts:
                 raise ValueError(f"Verifier.rewards: two rewards are called {name!r}; rename a function")
+            own: Any = {"success_at": self.success_at} if is_function(reward) or reward in _ANY_REWARD else {}
             if is_function(reward):
-                parts[name] = replace(alone, kind="function", function=reward, tool=self.tool, gets=self.gets)
+                own |= {"kind": "function", "function": reward, "tool": self.tool, "gets": self.gets}
             else:
-                parts[name] = replace(alone, kind=reward, url=self.url if reward == "http" else None)  # type: ignore[arg-type]
+                kinds = ", ".join(get_args(_Kind))
+                require(
+                    reward in get_args(_Kind), f"Verifier.rewards: {reward!r} is no kind ({kinds}) and no file.py:name"
+                )
+                own |= {"kind": reward, "url": self.url if reward == "http" else None}
+            parts[name] = replace(alone, **own)
         return parts
 
     @property

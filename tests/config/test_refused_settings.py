@@ -153,6 +153,10 @@ REFUSED = {
             (dict(kind="http", url=url), r"url \(an address, or a tuple of several\) must be set")
             for url in ("localhost:5000", "", ("http://a/b", 3), ("ftp://a/b",), None)
         ),
+        (
+            dict(kind="chain_steps", success_at=0.5),
+            "success_at = 0.5 is read by the kinds function, reasoning_gym, http",
+        ),
         (dict(url="http://a/b"), r"url .* got \['http://a/b'\] with Verifier\.kind = 'exact'"),
     ],
     Environment: [

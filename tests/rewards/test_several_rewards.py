@@ -90,13 +90,19 @@ def test_a_required_format_makes_the_sum_0_and_no_success(functions):
     assert (bare.verdict, bare.reward, dict(bare.parts)) == ("wrong", 0.0, {"math": 1.0, "polite": -0.5})
 
 
+def test_a_response_that_lacks_the_format_does_not_escape_a_negative_reward():
+    grade = Verifier(rewards={"exact": -1.0}, format="boxed").grade(QUESTION, "42")
+    assert (grade.verdict, grade.reward) == ("wrong", -1.0)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"rewards": {}}, "has a weight for each reward"),
         ({"rewards": {"math": True}}, "has a weight for each reward"),
         ({"rewards": {"math": float("inf")}}, "has a weight for each reward"),
-        ({"rewards": {"maths": 1.0}}, "Verifier.kind"),
+        ({"rewards": {"maths": 1.0}}, "^Verifier.rewards: 'maths' is no kind"),
+        ({"rewards": {"math": 1.0}, "success_at": 0.5}, "success_at = 0.5 is read by the kinds .* of math a correct"),
         ({"rewards": {"math": 1.0}, "kind": "choice"}, "would be one more"),
         ({"rewards": {"math": 1.0}, "success_by": "brief"}, "none of Verifier.rewards: math"),
         ({"rewards": {"a.py:f": 1.0, "b.py:f": 1.0}}, "two rewards are called 'f'"),
