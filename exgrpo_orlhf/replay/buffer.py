@@ -6,15 +6,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import compress
 from typing import Literal
 
 import numpy as np
 
 from ..records import RolloutGroup, Trajectory, mean
+from ..rounding import less_rounding
 from ..settings import Count, check_settings
-from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction
-from .difficulty_measure import ByAccuracy, BySpread, spread_levels
+from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction, spread_levels
 from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy
 from .stored import BufferEntry, Changes, QuestionRecord
@@ -64,7 +63,6 @@ class ReplayBuffer:
         self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
         self.replays_unsolved, self.counts_stored = replays_unsolved, counts_stored
         self.by_spread, self.group_size = difficulty == "reward_spread", group_size
-        self._measure: ByAccuracy | BySpread = BySpread() if self.by_spread else ByAccuracy()
         # To be read; changed by the methods below alone.
         self.records: dict[str, QuestionRecord] = {}
         self.retired: dict[str, int] = {}  # question id → step at which it retired, in that order
@@ -161,7 +159,7 @@ class ReplayBuffer:
         A group too few of whose rollouts could be graded leaves its question's record as it is.
         """
         measured = [(group, accuracy) for group in groups if (accuracy := group.accuracy) is not None]
-        self.changes.spreads = self._measure.spreads(group for group, _ in measured)
+        self.changes.spreads = {group.question.id: group.spread for group, _ in measured if self.by_spread}
         spreads = spread_levels(self.changes.spreads, self.group_size)
         for group, accuracy in measured:
             question_id = group.question.id
@@ -173,10 +171,9 @@ class ReplayBuffer:
                 self._return(question_id)
             self.record(question_id, accuracy, step, spreads.get(question_id))
             record = self.records[question_id]
-            if self.by_spread:
-                worth = self._measure.worth_replaying(self.trajectories(question_id), group)
-                for i in reversed([i for i, positive in enumerate(worth) if not positive]):
-                    self._evict(question_id, i)
+            for entry in [*record.stored] if self.by_spread else ():
+                if not _is_above_mean(entry.trajectory, group):
+                    self.evict(question_id, entry.key)
             record.streak = record.streak + 1 if self.retirement.is_mastered(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)
@@ -184,10 +181,12 @@ class ReplayBuffer:
     def for_injection(self, group: RolloutGroup) -> list[Trajectory]:
         """What is stored for a graded group without a success or, by spread, with equal rewards: trajectories that give
         it a signal. Of others nothing is, and of a group too few of whose rollouts could be graded."""
-        if group.question.id not in self.records or group.accuracy is None or not self._measure.has_failed(group):
+        if group.question.id not in self.records or group.accuracy is None:
             return []
         stored = self.trajectories(group.question.id)
-        return list(compress(stored, self._measure.worth_replaying(stored, group)))
+        if self.by_spread:
+            return [one for one in stored if _is_above_mean(one, group)] if group.spread == 0 else []
+        return stored if group.accuracy == 0 else []
 
     def record(self, question_id: str, accuracy: Fraction, step: int, spread: Fraction | None = None) -> None:
         """Set a question's latest accuracy and, for 'reward_spread', level of spread. Raises ValueError for an accuracy
@@ -331,7 +330,7 @@ class ReplayBuffer:
 
     def _difficulty(self, record: QuestionRecord) -> Fraction | None:
         """The bucket of a question that has trajectories; None: it is no candidate."""
-        difficulty = self._measure.difficulty(record)
+        difficulty = record.spread if self.by_spread else record.accuracy or None
         return Fraction(0) if difficulty is None and self.replays_unsolved else difficulty
 
     def _enter_bucket(self, question_id: str, record: QuestionRecord) -> None:
@@ -346,6 +345,11 @@ class ReplayBuffer:
             bucket.remove(question_id)
             if not bucket:
                 del self.candidates[difficulty]
+
+
+def _is_above_mean(trajectory: Trajectory, group: RolloutGroup) -> bool:
+    """Whether its advantage is positive beside the rollouts of this group."""
+    return less_rounding(trajectory.reward) > group.mean_reward
 
 
 def _owned(trajectory: Trajectory) -> Trajectory:

@@ -1,4 +1,5 @@
-"""Difficulty levels: a question's latest accuracy, cut at two thresholds, fixed or adapted to the buffer."""
+"""Difficulty levels: a question's latest accuracy, cut at two thresholds, fixed or adapted to the buffer; or the spread
+of its latest rewards (ReplayBuffer.difficulty)."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from collections.abc import Mapping, Sized
 from fractions import Fraction
 from typing import Literal
 
-from ..settings import require
+from ..settings import check_settings, require
 
 Level = Literal["unsolved", "hard", "medium", "easy", "solved"]
 LEVELS: tuple[Level, ...] = ("unsolved", "hard", "medium", "easy", "solved")
+SPREAD_EPSILON = 1e-8
 
 
 def as_fraction(value: float) -> Fraction:
@@ -36,6 +38,7 @@ class DifficultyBuckets:
         self, thresholds: tuple[float, float] = (0.25, 0.75), quantiles: tuple[float, float] | None = None
     ) -> None:
         """Raises ValueError unless 0 < low < high < 1, for thresholds and for quantiles."""
+        check_settings(DifficultyBuckets, locals())
         for name, pair, kind in (("thresholds", thresholds, "accuracies"), ("quantiles", quantiles, "shares")):
             require(
                 pair is None or (len(pair) == 2 and 0 < pair[0] < pair[1] < 1),
@@ -74,3 +77,18 @@ class DifficultyBuckets:
         if accuracy <= self.low:
             return "hard"
         return "medium" if accuracy <= self.high else "easy"
+
+
+def spread_levels(spreads: Mapping[str, float], group_size: int) -> dict[str, Fraction | None]:
+    """Difficulty by the spread σ of a group's rewards (paper, section 5.3): round(K·σ̃)/K in [0, 1], where
+    σ̃ = (σ − σ_min)/max(σ_max − σ_min, ε) over the batch.
+
+    spreads: σ of each group of a batch, by question id
+    None where the rewards are all equal (σ = 0). Where all spreads are equal, in a batch of one group too, σ̃ is 0.
+    """
+    low, high = min(spreads.values(), default=0.0), max(spreads.values(), default=0.0)
+    scale = group_size / max(high - low, SPREAD_EPSILON)
+    return {
+        question_id: Fraction(int((spread - low) * scale + 0.5), group_size) if spread > 0 else None
+        for question_id, spread in spreads.items()
+    }

@@ -12,7 +12,7 @@ from run_builders import run_here, timeless
 
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import DifficultyBuckets, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.difficulty_measure import spread_levels
+from exgrpo_orlhf.replay.difficulty import spread_levels
 from exgrpo_orlhf.replay.snapshot import load, load_for_new_run, save
 from exgrpo_orlhf.tasks.modular_chains import ModularChains, grade_steps, right_reasoning
 
