@@ -15,41 +15,29 @@ _SCORE = re.compile(r"eval/greedy_accuracy|eval/validation/avg_at_\d+")  # the f
 
 
 class Clock:
-    """Seconds of each part of a step.
-
-    spans: begin and end of a part, of the first and of the last time, in seconds since 1970
-    """
+    """Seconds of each part of a step."""
 
     def __init__(self) -> None:
         self.begin = self.last = time.perf_counter()
-        self.since = time.time() - self.begin
         self.laps: dict[str, float] = {}
-        self.spans: dict[str, tuple[float, float]] = {}
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + now - self.last
-        first = self.spans.get(name, (self.since + self.last, 0.0))[0]
-        self.spans[name] = first, self.since + now
         self.last = now
 
     def add(self, other: Clock) -> None:
         """The parts of a clock that ran beside this one."""
         self.laps |= {name: self.laps.get(name, 0.0) + seconds for name, seconds in other.laps.items()}
-        for name, (begin, end) in other.spans.items():
-            first, last = self.spans.get(name, (begin, end))
-            self.spans[name] = min(first, begin), max(last, end)
 
     def timed(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
         """The same items; the lap ends when there are no more."""
         yield from items
         self.lap(name)
 
-    def times(self, spans: bool = False) -> dict[str, float]:
-        """Seconds of each part and of all. spans: with begin and end of generation and update, which may overlap"""
+    def times(self) -> dict[str, float]:
+        """Seconds of each part and of all."""
         metrics = {f"time/{name}": seconds for name, seconds in self.laps.items()}
-        for name in ("rollout", "update") if spans else ():
-            metrics[f"time/{name}_from"], metrics[f"time/{name}_to"] = self.spans[name]
         return {**metrics, "time/step": time.perf_counter() - self.begin}
 
 

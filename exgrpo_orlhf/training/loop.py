@@ -230,7 +230,7 @@ class TrainingRun:
             "replay/candidates_scored": float(sum(len(candidates.measured) for candidates in scored.values())),
             "replay/stored": float(stored),
             "cost/generated_tokens": self.generated_tokens,
-            **clock.times(spans=experiment.settings.generate_ahead),
+            **clock.times(),
         }
         return {name: value for name, value in metrics.items() if mixer.replays or not name.startswith("replay/")}
 

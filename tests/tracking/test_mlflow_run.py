@@ -80,7 +80,7 @@ def test_a_run_has_no_metrics_of_parts_that_are_switched_off(warm_model, sqlite,
     assert (tmp_path / "run" / "curves.png").is_file()
     assert not any(name.startswith("replay/") for name in sent)
     assert {"reward/mean", "policy/loss", "eval/greedy_accuracy", "reward/lucky_guess_rate"} <= sent
-    assert not {"rollout/rounds", "rollout/filtered_groups", "rollout/age_mean", "time/rollout_from"} & sent
+    assert not {"rollout/rounds", "rollout/filtered_groups", "rollout/age_mean"} & sent
     assert len(sent) < 55
     scores = [name for name in sorted(sent) if name.startswith(("eval/validation/", "interval/"))]
     assert scores[0] == "eval/validation/avg_at_1"
