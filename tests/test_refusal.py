@@ -27,6 +27,14 @@ MISTAKES = {
         ["train.best_metric = 'eval/gredy_accuracy'"],
         "'eval/gredy_accuracy' is not measured by this evaluation; nearest: eval/greedy_accuracy; measured are ",
     ),
+    "a metric without validation": (
+        ["train.best_metric = 'eval/gredy_accuracy'", "Work.validation = None"],
+        "train.best_metric = 'eval/gredy_accuracy' is never measured: bind Work.validation and train.eval_every (20)",
+    ),
+    "a metric without evaluations": (
+        ["train.best_metric = 'eval/greedy_accuracy'", "train.eval_every = None"],
+        "'eval/greedy_accuracy' is never measured: bind Work.validation and train.eval_every (None)",
+    ),
     "an address": (["Tracking.uri = 'htp://host'"], "Tracking.uri = 'htp://host': MLflow has no store for htp://"),
 }
 

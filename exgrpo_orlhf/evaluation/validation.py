@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..files import write_json
+from ..questions import fingerprint
 from ..questions.overlap import same_questions
 from ..questions.prompts import PromptEncoder
 from ..questions.text import plain_text
@@ -55,7 +56,7 @@ class Validation:
         Raises ValueError if a test set has one of the questions.
         """
         self._level = level = _level(questions)
-        self.settings = settings
+        self.settings, self.fingerprint = settings, fingerprint(questions)
         self.questions = [
             grouped(question, level) if level and _has(question, level) else question for question in questions
         ]
@@ -142,7 +143,7 @@ def metric_names(settings: Evaluation, questions: Sequence[Question]) -> list[st
 def check_metric(name: str | None, settings: Evaluation, questions: Sequence[Question]) -> None:
     """Raises ValueError if the evaluation of these questions has no metric of this name (train.best_metric)."""
     names = metric_names(settings, questions)
-    if name is not None and questions and name not in names:
+    if name is not None and name not in names:
         nearest = "".join(f"; nearest: {other}" for other in difflib.get_close_matches(name, names, 1))
         raise ValueError(
             f"train.best_metric = {name!r} is not measured by this evaluation{nearest}; measured are {', '.join(names)}"

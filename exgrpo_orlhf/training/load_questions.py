@@ -8,6 +8,7 @@ from ..models.supervised_start import SupervisedModel
 from ..questions.overlap import same_questions
 from ..questions.text import plain_text
 from ..records import Question
+from ..settings import require
 
 
 def load_questions(experiment: Experiment) -> tuple[list[Question], list[Question]]:
@@ -18,7 +19,12 @@ def load_questions(experiment: Experiment) -> tuple[list[Question], list[Questio
     """
     training = experiment.questions.load()
     validation = experiment.validation.load() if experiment.validation else []
-    check_metric(experiment.settings.best_metric, experiment.evaluation, validation)
+    best, every = experiment.settings.best_metric, experiment.settings.eval_every
+    require(
+        best is None or (len(validation) > 0 and every is not None),
+        f"train.best_metric = {best!r} is never measured: bind Work.validation and train.eval_every ({every!r})",
+    )
+    check_metric(best, experiment.evaluation, validation)
     examples = experiment.model.training_questions() if isinstance(experiment.model, SupervisedModel) else []
     if shared := same_questions([*training, *examples], validation):
         trained, question = shared[0]

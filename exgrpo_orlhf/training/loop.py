@@ -320,6 +320,7 @@ class TrainingRun:
             "base": self.experiment.base,
             "mixer": self.experiment.mixer.state_dict(),
             "fresh": self.fresh.state_dict(),
+            "validation": self.validation.fingerprint,
             "generated_tokens": self.generated_tokens,
             "best": self.best,
             "best_step": self.best_step,

@@ -60,6 +60,11 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
 
     batch_ahead, best, best_step = None, None, None
     if checkpoint and state:
+        if (earlier := state.get("validation", evaluator.fingerprint)) != evaluator.fingerprint:
+            raise ValueError(
+                f"the checkpoint was made with another validation set (fingerprint {earlier}, now "
+                f"{evaluator.fingerprint}): one metric would be of two sets; bring Work.validation's questions back"
+            )
         engine.load(checkpoint)
         snapshot.load(checkpoint / "replay", buffer, fingerprint)
         mixer.load_state_dict(state["mixer"])
