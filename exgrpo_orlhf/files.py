@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .settings import ConfigError
+
 THREADS = 8  # files that are hashed at a time
 
 
@@ -30,6 +32,16 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def read_text(path: Path, binding: str = "") -> str:
+    """A text in UTF-8, with or without a byte order mark. Raises ConfigError for other bytes. binding: of the path"""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        named = f" ({binding})" if binding else ""
+        raise ConfigError(f"{path}, line {line}: not UTF-8{named}; save the file as UTF-8") from error
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -30,6 +30,7 @@ from ..engines.openrlhf import flags
 from ..environments.environment import Environment
 from ..evaluation.benchmarks import project_definitions
 from ..experiment import Experiment
+from ..files import read_text
 from ..models.pretrained import PretrainedModel
 from ..models.supervised_start import SupervisedFile, SupervisedModel
 from ..models.tiny_models import ChainModel, GymModel
@@ -112,14 +113,14 @@ def _load(
     gin.clear_config()
     named = [find(file, None) for file in files]
     paths = [*(included for file in named for included in includes(file, _NAMES)), *named]
-    texts = [path.read_text(encoding="utf-8") for path in paths if path != BASE]
+    texts = [read_text(path) for path in paths if path != BASE]
     if not any(_BINDS_A_TASK.search(text) for text in (*texts, *overrides)):
         paths = [*includes(TOY, _NAMES), TOY, *paths]
         log.info("nothing binds a model or questions: the toy of gin/toy.gin is trained")
     made_at: dict[str, str] = {}  # where each binding was last made
     used_macros: set[str] = set()  # macros that a binding refers to, also one that a later file replaces
     for path in dict.fromkeys(paths):
-        made_at |= _bind(path.read_text(encoding="utf-8"), name_of(path), used_macros, allow_include=True)
+        made_at |= _bind(read_text(path), name_of(path), used_macros, allow_include=True)
     for override in overrides:
         made_at |= _bind(override, f"--set {override!r}", used_macros, allow_include=False)
     _check_macros(made_at, used_macros)
@@ -129,13 +130,12 @@ def _load(
     prefixes = (*map(name_of, named), "--set")
     try:
         return build({binding: where for binding, where in made_at.items() if where.startswith(prefixes)})
-    except ConfigError:
-        raise
     except RecursionError as error:
         raise ConfigError("a reference or a macro refers to itself, directly or through others") from error
     except (ValueError, TypeError, FileNotFoundError) as error:
         message = str(error).split("\n  In call to configurable")[0].strip()  # which gin adds
-        places = [f"{name} is bound in {where}" for name, where in made_at.items() if name in message]
+        named_there = {} if isinstance(error, ConfigError) else made_at
+        places = [f"{name} is bound in {where}" for name, where in named_there.items() if name in message]
         raise ConfigError(message + (f" ({'; '.join(places)})" if places else "")) from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import gin
 from gin import config_parser
 
+from ..files import read_text
 from ..paths import PROJECT
 from ..redaction import REDACTED, redacted
 from ..settings import ConfigError
@@ -49,7 +50,7 @@ def includes(path: Path, classes: tuple[str, ...], trail: tuple[Path, ...] = ())
         raise ConfigError(f"{name_of(path)} includes itself: {' → '.join(map(name_of, (*trail, path)))}")
     files: list[Path] = []
     has_bindings = False
-    for statement in statements(path.read_text(encoding="utf-8"), name_of(path), classes):
+    for statement in statements(read_text(path), name_of(path), classes):
         if not isinstance(statement, config_parser.IncludeStatement):
             has_bindings = True
             continue
@@ -102,7 +103,7 @@ def _scopes(bindings: list[Any]) -> set[str]:
 
 def hypothesis(path: Path) -> str:
     """What an ablation file wants to find out: its first comment, if that begins with "Hypothesis:"; else ''."""
-    comment = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    comment = itertools.takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())
     words = " ".join(line.removeprefix("#").strip() for line in comment)
     return words.removeprefix("Hypothesis:").strip() if words.startswith("Hypothesis:") else ""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from ..files import read_text
 from ..records import Message, Question
 from ..settings import Count, check_settings, require
 from ..weights import first_line
@@ -69,8 +70,8 @@ class Prompts:
             f"most once, or one of {names}, got {self.template!r}",
         )
         object.__setattr__(self, "template", text)  # so that a file is read once
-        if self.chat_template_from is not None and os.path.isfile(self.chat_template_from):
-            object.__setattr__(self, "chat_template_from", Path(self.chat_template_from).read_text("utf-8"))
+        if (file := self.chat_template_from) is not None and os.path.isfile(file):
+            object.__setattr__(self, "chat_template_from", read_text(Path(file), "Prompts.chat_template_from"))
         chat = text in TEMPLATES and TEMPLATES[text].chat
         for name in ("chat_template_from", "chat_template_kwargs"):
             needs = f"Prompts.{name} needs Prompts.template = 'chat' or 'think_answer', got {text!r}"

@@ -351,3 +351,11 @@ def test_includes_are_relative_to_the_gin_folder_from_any_directory(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     Path("base.gin").write_text("ReplayMixer.rho = 2.0\n")  # a file of that name elsewhere is not the one included
     assert config.load(["ablation_no_entropy.gin"]).params["ReplayMixer.rho"] == "0.5"
+def test_a_byte_order_mark_is_no_part_of_a_file_and_other_bytes_than_utf_8_are_named_with_their_line(tmp_path):
+    (tmp_path / "mine.gin").write_bytes("include 'base.gin'\nReplayMixer.rho = 0.25  # ρ\n".encode("utf-8-sig"))
+    assert config.load([tmp_path / "mine.gin"]).params["ReplayMixer.rho"] == "0.25"
+    (tmp_path / "mine.gin").write_bytes("include 'base.gin'\n# größer\n".encode("latin-1"))
+    with pytest.raises(config.ConfigError, match=r"mine\.gin, line 2: not UTF-8; save the file as UTF-8"):
+        config.load([tmp_path / "mine.gin"])
+
+

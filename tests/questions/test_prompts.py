@@ -135,6 +135,12 @@ def test_a_template_that_cannot_be_used_is_refused(settings, message, tokenizer)
         PromptEncoder(Prompts(**settings), tokenizer)
 
 
+def test_a_template_file_in_other_bytes_than_utf_8_is_named_with_its_binding(tmp_path):
+    (tmp_path / "template.jinja").write_bytes("{{ 'größer' }}".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"template\.jinja, line 1: not UTF-8 \(Prompts\.chat_template_from\)"):
+        Prompts("chat", chat_template_from=str(tmp_path / "template.jinja"))
+
+
 def test_prompts_that_are_too_long_are_counted_and_the_first_is_named(tokenizer):
     questions = [Question.make("chains", prompt, "0") for prompt in ("1+2=", "1+2+3=", "1+2", "1+2+3+4=")]
     encoder = PromptEncoder(Prompts("plain", 4), tokenizer)
