@@ -103,9 +103,16 @@ class Experiment:
             "neither .counts_stored, which takes what is stored for a success, nor .difficulty = 'reward_spread', by "
             "which only what is above the mean stays",
         )
+        injection = self.mixer.injection
         require(
-            not self.buffer.by_spread
-            or (self.mixer.injection.rollouts_per_replayed > 1 and not self.mixer.injection.unless_solved),
+            self.mixer.store_rule.stores != "above_mean"
+            or not (self.buffer.counts_stored or (injection.puts_successes and not self.buffer.by_spread)),
+            "ReplayMixer.stores = 'above_mean' stores failures too, which ReplayBuffer.counts_stored would count as "
+            "successes; and without ReplayBuffer.difficulty = 'reward_spread', ReplayMixer.late_injection and "
+            ".fresh_beside = 'all' or 'unless_solved' would put them where a success belongs",
+        )
+        require(
+            not self.buffer.by_spread or (injection.rollouts_per_replayed > 1 and not injection.unless_solved),
             "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.fresh_beside = None, 'all', or 2 and more",
         )
         sampler, quantiles = self.mixer.sampler, self.mixer.buckets.quantiles
@@ -120,14 +127,15 @@ class Experiment:
             f"Optimizer.decay_steps = {self.optimizer.decay_steps}: after that optimiser step the rate is 0, and "
             f"train.steps = {self.settings.steps} makes {updates} of them; raise the one or lower the other",
         )
+        require(
+            self.mixer.replays or self.experience is None,
+            "ReplayMixer.rho = 0 without ReplayMixer.late_injection never replays Work.experience; leave it unbound",
+        )
         if self.mixer.collects:
             return
         require(
             self.experience is not None,
             "ReplayMixer.collects = False leaves nothing to replay but Work.experience, which is None: bind it",
-        )
-        require(
-            self.mixer.replays, "ReplayMixer.collects = False with ReplayMixer.rho = 0 never replays Work.experience"
         )
         require(
             self.buffer.max_age is None,

@@ -45,9 +45,10 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
         ids = {question.id for question in questions}
         state = path.parent / "trainer" / "state.json"  # a replay folder alone does not say what it stores
         stores = json.loads(state.read_text(encoding="utf-8"))["identity"] if state.is_file() else {}
-        if stores.get("ReplayMixer.stores") == "'all'" != repr(experiment.mixer.store_rule.stores):
+        rule, same = stores.get("ReplayMixer.stores", "'successes'"), repr(experiment.mixer.store_rule.stores)
+        if rule not in ("'successes'", same) and same != "'all'":
             raise ValueError(
-                f"{path}: its run stored failures too (ReplayMixer.stores = 'all'), which this one would take for "
+                f"{path}: its run stored failures too (ReplayMixer.stores = {rule}), which this one would take for "
                 "successes; bind the same, or take the buffer of another run"
             )
         snapshot.load_for_new_run(path, buffer, prompts.fingerprint(), ids)

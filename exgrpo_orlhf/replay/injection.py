@@ -14,6 +14,7 @@ class Injection:
     """The stored trajectory of a planned question, and late injection. Settings as in `ReplayMixer`.
 
     rollouts_per_replayed: fresh rollouts of a planned question
+    puts_successes: whether a stored trajectory takes a rollout's place, as the better one
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Injection:
         )
         self.rollouts_per_replayed = group_size if isinstance(fresh_beside, str) else fresh_beside or group_size - 1
         self.late, self.unless_solved = late, fresh_beside == "unless_solved"
+        self.puts_successes = late is not None or isinstance(fresh_beside, str)
         self.group_size = group_size
 
     def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:

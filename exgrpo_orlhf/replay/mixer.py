@@ -101,7 +101,7 @@ class ReplayMixer:
             f"QuestionSampler.mu must lie in [0, K] = [0, {group_size}] successes, got {sampler.mu!r}",
         )
         require(
-            stores != "all" or (late_injection is None and not isinstance(fresh_beside, str)),
+            stores != "all" or not self.injection.puts_successes,
             "ReplayMixer.stores = 'all' stores failures, which ReplayMixer.late_injection and .fresh_beside = 'all' or "
             f"'unless_solved' would put where a success belongs; got {late_injection!r} and {fresh_beside!r}",
         )

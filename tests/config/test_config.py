@@ -151,6 +151,49 @@ def test_an_ablation_of_a_part_that_the_run_never_asks_is_named(files, override,
 
 
 @pytest.mark.parametrize(
+    ("override", "warned"),
+    [
+        ("RetirementPolicy.leaves_fresh = True", True),
+        ("ReplayBuffer.max_age = 9", True),
+        ("RetirementPolicy.at_accuracy = 1.0", False),  # the default
+    ],
+)
+def test_what_a_run_without_replay_never_collects_for_is_named(override, warned, caplog):
+    for name in ("baselines/on_policy.gin", "recipes/late_injection.gin"):
+        config.load([name], [override])
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [override in each and "rho = 0 and late_injection = None" in each for each in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        (["ReplayMixer.fresh_beside = 'all'"], True),
+        (["ReplayMixer.fresh_beside = 'unless_solved'"], True),
+        (["ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'newest'"], True),
+        (["ReplayBuffer.counts_stored = True"], True),
+        (["ReplayBuffer.counts_stored = True", "ReplayBuffer.difficulty = 'reward_spread'"], True),
+        (["ReplayMixer.fresh_beside = 'all'", "ReplayBuffer.difficulty = 'reward_spread'"], False),
+        (
+            [
+                *("ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'newest'"),
+                "ReplayBuffer.difficulty = 'reward_spread'",
+            ],
+            False,
+        ),
+        (["ReplayMixer.fresh_beside = 3"], False),
+    ],
+)
+def test_what_is_above_the_mean_takes_no_place_of_a_success_unless_it_is_above_that_groups_mean(more, refused):
+    bindings = ["ReplayMixer.stores = 'above_mean'", *more]
+    if not refused:
+        assert config.load(["base.gin"], bindings).mixer.store_rule.stores == "above_mean"
+        return
+    with pytest.raises(config.ConfigError, match=r"^ReplayMixer\.stores = 'above_mean' stores failures too, which"):
+        config.load(["base.gin"], bindings)
+
+
+@pytest.mark.parametrize(
     "more",
     [(), ("ReplayBuffer.counts_stored = True",), ("ReplayBuffer.difficulty = 'reward_spread'",)],
     ids=["unbounded", "counted", "by spread"],
@@ -283,8 +326,8 @@ BAD = [
     ),
     ("ReplayMixer.collects = False", "ReplayMixer.collects = False leaves nothing to replay but Work.experience"),
     (
-        "ReplayMixer.collects = False\nReplayMixer.rho = 0.0\nWork.experience = 'a.jsonl'",
-        "with ReplayMixer.rho = 0 never replays",
+        "ReplayMixer.rho = 0.0\nWork.experience = 'a.jsonl'",
+        "ReplayMixer.rho = 0 without ReplayMixer.late_injection never replays Work.experience",
     ),
     (
         "ReplayMixer.collects = False\nReplayBuffer.max_age = 2\nWork.experience = 'a.jsonl'",

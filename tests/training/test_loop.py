@@ -141,11 +141,16 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
         go(warm_model, tmp_path / "fifth", f"Work.experience = {str(run)!r}")
 
 
-def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(warm_model, tmp_path):
-    all_of_them = ("ReplayMixer.stores = 'all'", "ReplayBuffer.per_question = 4", UNEVALUATED)
+@pytest.mark.parametrize(
+    ("stores", "more"), [("all", "ReplayBuffer.per_question = 4"), ("above_mean", "Verifier.kind = 'chain_steps'")]
+)
+def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(stores, more, warm_model, tmp_path):
+    all_of_them = (f"ReplayMixer.stores = '{stores}'", more, UNEVALUATED)
     go(warm_model, tmp_path / "first", "train.steps = 2", *all_of_them)
     borrowed = f"Work.experience = {str(tmp_path / 'first' / 'checkpoint-2')!r}"
-    with pytest.raises(ValueError, match=r"its run stored failures too \(ReplayMixer.stores = 'all'\), which this one"):
+    with pytest.raises(
+        ValueError, match=rf"its run stored failures too \(ReplayMixer.stores = '{stores}'\), which this"
+    ):
         go(warm_model, tmp_path / "second", "train.steps = 1", borrowed)
     go(warm_model, tmp_path / "third", "train.steps = 1", "train.seed = 1", *all_of_them, borrowed)
     assert rows(tmp_path / "third")[1]["replay/actual_share"] > 0
