@@ -150,7 +150,7 @@ def estimate(experiment: Experiment, report: dict[str, Any], validation: int, fr
     about = "about" if last["questions"] == batch_size else "at most"  # small batches are slower per question
     yield f"time        {about} {duration(total)}: {parts}, {saves} checkpoints of at most {report['save']:.1f} s"
 
-    buffer = buffer_bytes(experiment, last["reward/pass_at_1"], last["rollout/response_tokens"])
+    buffer = buffer_bytes(experiment, 1.0, last["rollout/response_tokens"])
     machine = torch.cuda.get_device_properties(0).total_memory if report["cuda"] else None
     if report["parameters"] is None:
         yield f"memory      the buffer at most {size(buffer)}; scripts/doctor.py examines the layout's GPUs"
@@ -164,11 +164,13 @@ def estimate(experiment: Experiment, report: dict[str, Any], validation: int, fr
 
 
 def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float:
-    """Of the replay buffer at the end, at most. correct: share of the rollouts; tokens: of a response"""
+    """Of the replay buffer at the end, at most. correct: share of the rollouts, unless all are stored; tokens: of a
+    response"""
     settings, mixer = experiment.settings, experiment.mixer
     if not (mixer.collects and mixer.replays):
         return 0.0
-    stored = settings.steps * settings.questions_per_step * settings.group_size * correct
+    share = 1.0 if mixer.store_rule.stores == "all" else correct
+    stored = settings.steps * settings.questions_per_step * settings.group_size * share
     return min(stored * (64 + 8 * tokens), experiment.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
 
 

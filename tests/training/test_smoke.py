@@ -7,7 +7,8 @@ import re
 import pytest
 from run_builders import set_words, small_bindings
 
-from exgrpo_orlhf.training.smoke import seconds_of
+from exgrpo_orlhf import config
+from exgrpo_orlhf.training.smoke import estimate, seconds_of
 
 ON = "Tracking.enabled = True"
 
@@ -43,6 +44,17 @@ def test_a_server_that_does_not_answer_is_said_and_the_trial_goes_on(warm_model,
     done = smoke(run_script, warm_model, tmp_path, ON)
     assert done.returncode == 0
     assert "http://127.0.0.1:9: NOT reachable" in done.stdout
+
+
+def test_the_most_that_the_buffer_takes_does_not_go_by_the_successes_of_the_trial():
+    timed = {"questions": 32, "time/step": 1.0, "time/rollout": 1.0, "time/update": 1.0, "reward/mean": 0.0}
+    timed |= {"rollout/response_tokens": 117.0, "rollout/truncated_share": 0.0, "reward/groups_with_signal": 0.0}
+    report = {"steps": [{**timed, "reward/pass_at_1": 0.0}], "save": 1.0, "checkpoint": 2_000_000, "cuda": None}
+    *_, memory, disk = estimate(
+        config.load(["toy.gin"], ["train.steps = 10"]), {**report, "parameters": 1, "resident": 1}, 0, 10**12
+    )
+    assert memory.endswith("the buffer adds at most 2.6 MB"), "10 · 32 · 8 rollouts of 64 + 8 · 117 bytes"
+    assert "4.6 MB a checkpoint" in disk
 
 
 @pytest.mark.parametrize(
