@@ -69,11 +69,11 @@ def claim(run: Path, resume: bool) -> Iterator[None]:
 
 
 def in_use(run: Path) -> bool:
-    """Whether a process trains in this folder (`claim`)."""
+    """Whether a process trains in this folder (`claim`), or may: one that cannot be written is somebody else's."""
     try:
         with locked(run / ".lock", wait=False):
             return False
-    except BlockingIOError:
+    except (BlockingIOError, PermissionError):
         return True
 
 

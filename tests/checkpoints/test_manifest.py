@@ -11,7 +11,7 @@ import pytest
 from run_builders import flip, small_bindings, timeless, train_command, train_small
 
 from exgrpo_orlhf import checkpoints, files
-from exgrpo_orlhf.checkpoints import UnusableCheckpoint, manifest
+from exgrpo_orlhf.checkpoints import UnusableCheckpoint, folder, manifest
 from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 
@@ -300,3 +300,15 @@ def test_a_run_is_not_resumed_on_a_base_model_of_which_one_value_has_changed(bin
     data[-4095] ^= 1
     file.write_bytes(data)
     assert go(model, tmp_path / "run", binding).steps == 4
+
+
+def test_a_folder_that_cannot_be_written_may_be_in_use_and_is_left_alone(tmp_path, monkeypatch):
+    """Its page is made all the same (scripts/explore.py), and MLflow calls its run what it called it."""
+    (tmp_path / "metrics.id").write_text("x")
+    assert not checkpoints.in_use(tmp_path)
+
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied", str(tmp_path / ".lock"))
+
+    monkeypatch.setattr(folder, "locked", refused)
+    assert checkpoints.in_use(tmp_path)
