@@ -207,7 +207,7 @@ class Work:
     questions: that are trained on
     model: the policy at the start
     validation: None for no evaluation during training
-    experience: the replay/ folder of another run's checkpoint to start from, or a .jsonl file of expert trajectories
+    experience: a checkpoint of another run, from whose buffer this one starts, or a .jsonl file of expert trajectories
         (initial_buffer.py); None for an empty buffer
     """
 

@@ -50,7 +50,8 @@ class QuestionFile(QuestionRecords):
 
         Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
-        path = Path(self.path) if Path(self.path).exists() else WORKPLACE / self.path
+        path = Path(self.path).expanduser()
+        path = path if path.exists() else WORKPLACE / path
         layout = self.layout(column_names(path, "QuestionFile.path"), str(path))
         return self.distinct_questions(read_rows(path, self.columns(layout)), place_of(path), path.stem, layout)
 

@@ -49,6 +49,12 @@ def test_verl_parquet_gives_messages_answer_source_and_row(tmp_path):
     assert QuestionFile(str(tmp_path / "q.jsonl")).load() == [first, second]
 
 
+def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parquet(tmp_path / "q.parquet", verl_row())
+    assert len(QuestionFile("~/q.parquet").load()) == 1
+
+
 def test_messages_stored_by_pandas_as_arrays_load_too(tmp_path):
     pd = pytest.importorskip("pandas")
     pd.DataFrame([verl_row()]).to_parquet(tmp_path / "q.parquet")
