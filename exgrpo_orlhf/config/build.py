@@ -182,7 +182,7 @@ def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     why = f"with ReplayMixer.rho = 0 and late_injection = {mixer.injection.late!r} a run never asks"
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
-        value = gin.query_parameter(binding) if name in unused else None
+        value = _resolved(gin.query_parameter(binding)) if name in unused else None
         if name in unused and value != inspect.signature(_TARGETS[name]).parameters[parameter].default:
             log.warning("%s = %r has no effect (%s): %s %s", binding, value, where, why, name)
 
@@ -263,23 +263,29 @@ def variant_of(params: Mapping[str, str]) -> dict[str, str]:
     for name in ("OpenRLHF.flags", "OpenRLHF.more_flags"):
         try:
             flag_values |= ast.literal_eval(params.get(name, "{}"))
-        except (ValueError, SyntaxError):  # one with a macro in it, or so long that it was cut
+        except (ValueError, SyntaxError):  # so long that it was cut
             settings[name] = params[name]
     identity = flags.identity(OpenRLHF(flags=flag_values))
     return settings | {f"OpenRLHF {flag}": repr(value) for flag, value in identity.items()}
 
 
 def _flatten(text: str) -> dict[str, str]:
-    """An operative config as {"ReplayMixer.rho": "0.5", …}; macros have been put in by gin."""
+    """An operative config as {"ReplayMixer.rho": "0.5", …}, with the values of macros."""
     params = {}
     for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
         if isinstance(statement, config_parser.BindingStatement) and statement.arg_name:
             scope = f"{statement.scope}/" if statement.scope else ""
-            value = statement.value
-            if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
-                value = gin.query_parameter(f"%{value.scoped_selector.rpartition('/')[0]}")
-            params[f"{scope}{statement.selector}.{statement.arg_name}"] = repr(value)
+            params[f"{scope}{statement.selector}.{statement.arg_name}"] = repr(_resolved(statement.value))
     return params
+
+
+def _resolved(value: Any) -> Any:
+    """A bound value with those of the macros in it, at any depth. References to classes stay."""
+    if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
+        return _resolved(gin.query_parameter(f"%{value.scoped_selector.rpartition('/')[0]}"))
+    if isinstance(value, dict):
+        return {key: _resolved(inner) for key, inner in value.items()}
+    return type(value)(map(_resolved, value)) if isinstance(value, list | tuple) else value
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -296,14 +302,14 @@ def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> d
             raise ConfigError(f"{where}: only bindings such as ReplayMixer.rho = 0.25 can stand here")
         scope, selector, parameter, value = statement[:4]
         prefix = f"{scope}/" if scope else ""
-        references = gin.config.iterate_references(value)
+        references = [*gin.config.iterate_references(value)]
         used_macros |= {"/".join(ref.scopes) for ref in references if ref.selector.endswith("gin.macro")}
         if not parameter:
             made_at[f"%{prefix}{selector}"] = where
             gin.bind_parameter((f"{prefix}{selector}", "gin.macro", "value"), value)
             continue
         _check_name(selector, parameter, where)
-        if not isinstance(value, gin.config.ConfigurableReference):
+        if not references:  # else it is checked where the object is made
             try:
                 check_settings(_TARGETS[selector], {parameter: value}, f"{selector}.")
             except ValueError as error:

@@ -226,6 +226,24 @@ def test_the_hash_changes_with_the_algorithm_and_not_with_length_or_places():
         assert config.load(["base.gin"], [binding]).config_hash != base, binding
 
 
+@pytest.mark.parametrize(
+    ("binding", "values"),
+    [
+        ("MAX_RESPONSE_TOKENS = %A", ("60", "61")),
+        ("DifficultyBuckets.thresholds = (%A, 0.75)", ("0.25", "0.5")),
+        ("ModularChains.operands = (3, %A)", ("4", "5")),
+        ("Verifier.rewards = {'exact': %A, 'modular_chain': 1.0}", ("1.0", "2.0")),
+    ],
+)
+def test_a_macro_behind_another_or_inside_a_value_counts_as_what_it_stands_for(binding, values):
+    """In the identity of a run, which else would go on with another value unseen."""
+    by_macro = [config.load(["toy.gin"], [binding, f"A = {value}"]) for value in values]
+    written = [config.load(["toy.gin"], [binding.replace("%A", value)]) for value in values]
+    assert [one.config_hash for one in by_macro] == [one.config_hash for one in written]
+    assert [one.params for one in by_macro] == [one.params for one in written]
+    assert by_macro[0].config_hash != by_macro[1].config_hash
+
+
 def test_a_spawned_process_gets_the_objects_not_pythons_defaults():
     """gin's bindings do not travel: only what was built from them does."""
     experiment = config.load(["base.gin"], ["ReplayMixer.rho = 0.125", "MixedPolicyLoss.beta = 0.7", "train.seed = 4"])

@@ -294,6 +294,12 @@ def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layo
     assert {flag for flag, _ in changed} <= allowed
 
 
+def test_a_layout_whose_flags_hold_a_macro_is_examined(tmp_path):
+    flags = "OpenRLHF.more_flags = {'actor.num_gpus_per_node': %GPUS}"
+    _, experiment = tiny.doctor_experiments(["engines/openrlhf_cpu.gin"], [flags, "GPUS = 2"], tmp_path / "model")
+    assert experiment.openrlhf.more_flags["actor.num_gpus_per_node"] == 2
+
+
 def test_a_gradient_that_lost_rows_differs_from_the_plain_one(tmp_path):
     """And bfloat16 alone, whose error depends on the processor, leaves the limit below that of half a gradient."""
     model = tmp_path / "model"
