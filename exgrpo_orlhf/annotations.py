@@ -6,6 +6,7 @@ import inspect
 import types
 import typing
 from functools import cache
+from itertools import repeat
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -40,5 +41,6 @@ def _is_of(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if typing.get_origin(kind) is tuple:
-        return isinstance(value, tuple)
+        kinds = typing.get_args(kind)  # map ends with the shorter one: the length is left to the class
+        return isinstance(value, tuple) and all(map(_is_of, value, repeat(kinds[0]) if kinds[-1] is ... else kinds))
     return kind is Any or not isinstance(kind, type) or isinstance(value, kind)

@@ -39,7 +39,10 @@ def at_least(low: int) -> Constraint:
 
 def reference(method: str, example: str) -> Constraint:
     """Of a setting that takes an object with this method, in a gin file a reference."""
-    return Constraint(f"must be a reference such as {example}", lambda value: callable(getattr(value, method, None)))
+    return Constraint(
+        f"must be a reference such as {example} (with its parentheses)",
+        lambda value: not isinstance(value, type) and callable(getattr(value, method, None)),
+    )
 
 
 Count = Annotated[int, at_least(1)]
@@ -55,7 +58,7 @@ PositiveShare = Annotated[float, Constraint("must lie in (0, 1]", lambda value: 
 def check_settings(owner: type, values: Mapping[str, Any], prefix: str | None = None) -> None:
     """Compare arguments of a class with their annotations: types, `Literal`, and `Constraint` in `Annotated`.
 
-    What a tuple or a mapping holds is left to the class, and so is a `Literal` beside a type.
+    The length of a tuple and what a mapping holds are left to the class, and so is a `Literal` beside a type.
     values: by parameter; those of no parameter are skipped. prefix: of a parameter in the message, if it is not the
         class's name and a dot
     Raises ValueError that names the setting, what it takes, and its value.
@@ -190,7 +193,7 @@ class LoRA:
         check_settings(LoRA, vars(self))
         names = self.targets if isinstance(self.targets, tuple) else ()
         require(
-            self.targets == "all-linear" or (len(names) > 0 and all(isinstance(name, str) and name for name in names)),
+            self.targets == "all-linear" or (len(names) > 0 and all(names)),
             f"LoRA.targets must be 'all-linear' or a tuple of names of modules, got {self.targets!r}",
         )
 

@@ -54,7 +54,7 @@ class Environment:
             f"Environment.recheck_every = {self.recheck_every!r} needs an environment: bind Environment.path",
         )
         require(
-            all(isinstance(text, str) and text for text in self.stop),
+            all(self.stop),
             f"Environment.stop must be a tuple of texts, none of them empty, such as ('</call>',); got {self.stop!r}",
         )
 

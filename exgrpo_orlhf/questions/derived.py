@@ -11,12 +11,17 @@ import numpy as np
 
 from .. import tokenizer_file
 from ..records import Question
-from ..settings import check_settings, reference, require
+from ..settings import Constraint, Natural, check_settings, reference, require
 from .prompts import PromptEncoder, Prompts
 from .reading import text_key, with_own_id
 from .text import normalised_answer
 
 logger = logging.getLogger(__name__)
+_SOURCE = reference("load", "@QuestionFile()")
+_SOURCES = Constraint(
+    "must be a tuple of references such as (@a/QuestionFile(), @b/QuestionHub())",
+    lambda sources: isinstance(sources, tuple) and len(sources) > 0 and all(map(_SOURCE.holds, sources)),
+)
 
 
 @dataclass(frozen=True)
@@ -34,14 +39,14 @@ class QuestionMix:
         have the same set
     """
 
-    sources: tuple[Any, ...]
+    sources: Annotated[Any, _SOURCES]
     weights: tuple[float, ...] | None = None
     size: int | None = None
-    seed: int = 0
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
+        check_settings(QuestionMix, vars(self))
         n = len(self.sources)
-        require(n > 0, "QuestionMix.sources is empty; bind it to references such as (@a/QuestionFile(),)")
         if self.weights is None:
             require(self.size is None, f"QuestionMix.size = {self.size} needs QuestionMix.weights")
             return
@@ -88,7 +93,7 @@ class LengthFilter:
     questions: the source; model: whose tokenizer counts; prompts: the template, and max_tokens
     """
 
-    questions: Annotated[Any, reference("load", "@QuestionFile()")]
+    questions: Annotated[Any, _SOURCE]
     model: Annotated[Any, reference("prepare", "@PretrainedModel()")]
     prompts: Prompts
 

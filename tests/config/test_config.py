@@ -307,6 +307,10 @@ BAD = [
     ("train.keep = 0", "train.keep must be at least 1, got 0"),
     ("ReplayMixer.rho = %gin.REQUIRED", "ReplayMixer.rho must be bound"),
     ("DifficultyBuckets.quantiles = 0.5", "DifficultyBuckets.quantiles takes"),
+    ("DifficultyBuckets.thresholds = ('0.2', 0.7)", "thresholds takes tuple[float, float], got ('0.2', 0.7)"),
+    ("Optimizer.betas = ('0.9', 0.999)", "Optimizer.betas takes tuple[float, float], got ('0.9', 0.999)"),
+    ("Optimizer.betas = (%W, 0.999)\nW = '0.9'", "Optimizer.betas takes tuple[float, float], got ('0.9', 0.999)"),
+    ("QuestionFile.meta = (1, 2)", "QuestionFile.meta takes tuple[str, ...], got (1, 2)"),
     ("ReplayMixer.rho_steps = 0.5", "ReplayMixer.rho_steps takes int"),
     ("Optimizer.passes_per_batch = 0", "Optimizer.passes_per_batch must be at least 1, got 0"),
     ("train.group_size = 1", "train.group_size (K) must be at least 2, got 1"),
@@ -324,6 +328,10 @@ BAD = [
     ("Optimizer.decay_steps = 9", "Optimizer.decay_steps = 9 belongs to Optimizer.schedule = 'linear' or 'cosine'"),
     ("Sampling.top_p = 0.9", "there is no setting Sampling.top_p"),
     ("Work.questions = @QuestionFile()", "PretrainedModel.path must be bound"),
+    (
+        "Work.questions = @ModularChains\nWork.model = @ChainModel()",
+        "Work.questions must be a reference such as @ModularChains() (with its parentheses), got <class",
+    ),
     ("Work.questions = @Questions()", "No configurable matching reference '@Questions()'"),
     ("ModularChains.count = 0", "ModularChains.count"),
     ("train.group_size = 100000000", "train.questions_per_step · train.group_size = 3,200,000,000 rows in a batch"),
@@ -388,6 +396,14 @@ def test_a_missing_file_names_the_nearest():
         config.load(["gin/quikstart.gin"])
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file_and_other_bytes_than_utf_8_are_named_with_their_line(tmp_path):
+    (tmp_path / "mine.gin").write_bytes("include 'base.gin'\nReplayMixer.rho = 0.25  # ρ\n".encode("utf-8-sig"))
+    assert config.load([tmp_path / "mine.gin"]).params["ReplayMixer.rho"] == "0.25"
+    (tmp_path / "mine.gin").write_bytes("include 'base.gin'\n# größer\n".encode("latin-1"))
+    with pytest.raises(config.ConfigError, match=r"mine\.gin, line 2: not UTF-8; save the file as UTF-8"):
+        config.load([tmp_path / "mine.gin"])
+
+
 def test_a_missing_include_names_file_and_line(tmp_path):
     (tmp_path / "mine.gin").write_text("\ninclude 'bse.gin'\n")
     with pytest.raises(config.ConfigError, match=r"mine\.gin, line 2: there is no gin file 'bse.gin'"):
@@ -412,11 +428,3 @@ def test_includes_are_relative_to_the_gin_folder_from_any_directory(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     Path("base.gin").write_text("ReplayMixer.rho = 2.0\n")  # a file of that name elsewhere is not the one included
     assert config.load(["ablation_no_entropy.gin"]).params["ReplayMixer.rho"] == "0.5"
-def test_a_byte_order_mark_is_no_part_of_a_file_and_other_bytes_than_utf_8_are_named_with_their_line(tmp_path):
-    (tmp_path / "mine.gin").write_bytes("include 'base.gin'\nReplayMixer.rho = 0.25  # ρ\n".encode("utf-8-sig"))
-    assert config.load([tmp_path / "mine.gin"]).params["ReplayMixer.rho"] == "0.25"
-    (tmp_path / "mine.gin").write_bytes("include 'base.gin'\n# größer\n".encode("latin-1"))
-    with pytest.raises(config.ConfigError, match=r"mine\.gin, line 2: not UTF-8; save the file as UTF-8"):
-        config.load([tmp_path / "mine.gin"])
-
-

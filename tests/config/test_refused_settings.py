@@ -151,12 +151,13 @@ REFUSED = {
         *((dict(success_at=value), "success_at takes float, got ") for value in ("1", None, True)),
         *(
             (dict(kind="http", url=url), r"url \(an address, or a tuple of several\) must be set")
-            for url in ("localhost:5000", "", ("http://a/b", 3), ("ftp://a/b",), None)
+            for url in ("localhost:5000", "", ("ftp://a/b",), None)
         ),
         (
             dict(kind="chain_steps", success_at=0.5),
             "success_at = 0.5 is read by the kinds function, reasoning_gym, http",
         ),
+        (dict(kind="http", url=("http://a/b", 3)), r"url takes str \| tuple\[str, \.\.\.\] \| None, got"),
         (dict(url="http://a/b"), r"url .* got \['http://a/b'\] with Verifier\.kind = 'exact'"),
     ],
     Environment: [
@@ -169,7 +170,15 @@ REFUSED = {
         (dict(memory=32), "memory must be at least 64"),
     ],
     QuestionMix: [
-        (dict(sources=()), "sources is empty"),
+        *(
+            (dict(sources=sources), r"sources must be a tuple of references such as \(@a/QuestionFile\(\), ")
+            for sources in ((), ModularChains(), ("a.jsonl",), (ModularChains,))
+        ),
+        (
+            dict(sources=(ModularChains(),), weights=("1",)),
+            r"weights takes tuple\[float, \.\.\.\] .* got \('1',\)",
+        ),
+        (dict(sources=(ModularChains(),), seed=-1), "seed must be at least 0, got -1"),
         (dict(sources=(ModularChains(),), weights=(1, 2)), r"weights has 2 numbers for 1 QuestionMix\.sources"),
         (dict(sources=(ModularChains(),), weights=(0,)), "weights must be positive"),
         (dict(sources=(ModularChains(),), size=5), r"size = 5 needs QuestionMix\.weights"),
@@ -194,8 +203,8 @@ REFUSED = {
     ],
     WordProblems: [
         *MADE_QUESTIONS,
-        *((dict(steps=steps), LEVELS) for steps in ((0,), (), (2, 2), (1.0,))),
-        *((dict(steps=steps), r"steps takes tuple\[int, \.\.\.\], got ") for steps in ([1], 2)),
+        *((dict(steps=steps), LEVELS) for steps in ((0,), (), (2, 2))),
+        *((dict(steps=steps), r"steps takes tuple\[int, \.\.\.\], got ") for steps in ([1], 2, (1.0,))),
         (dict(steps=(1, 5)), r"steps must be at most 4, got \(1, 5\)"),
         (
             dict(count=100_001, steps=(1,)),
