@@ -50,6 +50,13 @@ def test_a_models_file_is_the_papers_run(file):
     assert (experiment.questions.part, experiment.validation.part) == ("train", "validation")
 
 
+@pytest.mark.parametrize("layout", ["local_cpu", "local_gpu"])
+def test_a_local_layout_behind_it_replaces_its_layout(layout):
+    experiment = config.load([MODELS[0], f"engines/{layout}.gin"])
+    assert experiment.settings.engine == "local"
+    assert experiment.openrlhf is None
+
+
 @pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
 def test_on_policy_behind_it_is_the_baseline(file):
     ours, theirs = (config.load([file, *more]).params for more in ([], ["baselines/on_policy.gin"]))
