@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -55,7 +54,6 @@ def main() -> int:
         refuse_other,
     )
     from exgrpo_orlhf.config import gin_files
-    from exgrpo_orlhf.doctor import finding
     from exgrpo_orlhf.evaluation.provenance import git_commit
     from exgrpo_orlhf.rewards import GradingError, NoGrader
     from exgrpo_orlhf.sampling import EngineLost
@@ -81,13 +79,6 @@ def main() -> int:
     resume = arguments.resume or arguments.resume_from is not None
     if resume and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
-    if experiment.openrlhf is not None and not finding.remembered(finding.layout_of(experiment)):
-        options = [("--gin", file) for file in arguments.gin] + [("--set", shlex.quote(part)) for part in overrides]
-        layout = " ".join(f"{option} {value}" for option, value in options)
-        print(
-            "this layout has not been examined on this host with these versions: python scripts/doctor.py " + layout,
-            file=sys.stderr,
-        )
     if experiment.local and experiment.local.threads > (cores := len(os.sched_getaffinity(0))):
         print(
             f"LocalEngine.threads = {experiment.local.threads}, but this process has {cores} cores and is slower by "

@@ -10,7 +10,6 @@ from mlflow.tracking import MlflowClient
 from run_builders import small_bindings, train_command
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.doctor.finding import layout_of
 from exgrpo_orlhf.redaction import REDACTED, redacted
 from exgrpo_orlhf.training.run import train
 
@@ -70,7 +69,7 @@ def test_what_is_written_of_a_configuration_has_no_secret_and_the_run_has_it():
     assert experiment.tracking.uri == f"http://me:{SECRET}@host"
     bindings = config.overrides_as_bound([flags, "Tracking.uri = ''"])
     assert bindings[1] == "Tracking.uri = 'http://host'"
-    parts = (experiment.params, experiment.identity, layout_of(experiment), bindings)
+    parts = (experiment.params, experiment.identity, bindings)
     for text in (experiment.config_text, *map(str, parts)):
         assert SECRET not in text
     assert "'logger.wandb.org': 'us'" in experiment.config_text

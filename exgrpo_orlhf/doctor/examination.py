@@ -22,7 +22,7 @@ from ..sampling import EngineLost
 from ..settings import OpenRLHF
 from ..training.preparation import prepare_and_run
 from . import machine, tiny
-from .finding import CLUSTER, FINDINGS, Finding, judged, layout_of, remember
+from .finding import CLUSTER, FINDINGS, Finding, judged
 
 CHECKS = (*machine.NAMES, "model", "nodes", "start", *CLUSTER)
 
@@ -37,8 +37,7 @@ def examine(
     report: Report,
     environ: Mapping[str, str],
 ) -> bool:
-    """Makes the checks and reports each result at once. Returns whether none failed; if all checks were made and none
-    failed, that is remembered.
+    """Makes the checks and reports each result at once. Returns whether none failed.
 
     Args:
         folder: where the run would go; it must have room, and all nodes must see it
@@ -87,8 +86,6 @@ def examine(
                 add(Finding("start", "skipped", "fix the failed checks above first"))
             else:
                 _on_the_layout(experiment, settings, paths, environ, checks, add)
-    if not failed() and not only:
-        remember(layout_of(as_bound), findings)
     return not failed()
 
 
