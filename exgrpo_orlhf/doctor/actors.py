@@ -8,29 +8,19 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..engines.lora import gathered
 from ..engines.openrlhf.actor import MixedPolicyActor
 from ..engines.openrlhf.weight_sync import VllmEngine
 from . import parity
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # vLLM's names
-
-
-@contextmanager
-def whole_weights(actor: MixedPolicyActor) -> Iterator[dict[str, torch.nn.Parameter]]:
-    """An actor's parameters by name. Under ZeRO-3 they are gathered from all ranks for as long as the context lasts."""
-    import deepspeed
-
-    named = dict(actor.actor.model.module.named_parameters())
-    with deepspeed.zero.GatheredParameters(list(named.values()), enabled=actor.strategy.stage == 3):
-        yield named
 
 
 def record_gradients(actor: MixedPolicyActor, gradients: parity.Gradients) -> None:
@@ -91,7 +81,8 @@ class DoctorActor(MixedPolicyActor):
         if self.actor.adapter is not None:
             merged = self.actor.adapter.merged_state(keep=not self._rank)
             return {name: value.float().numpy() for name, value in merged.items()}
-        with whole_weights(self) as named:
+        named = dict(self.actor.model.module.named_parameters())
+        with gathered(list(named.values())):
             return {} if self._rank else {name: p.detach().float().cpu().numpy() for name, p in named.items()}
 
     def states(self) -> dict[str, float]:

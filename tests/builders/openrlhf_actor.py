@@ -13,7 +13,7 @@ import torch
 from engine_builders import K
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.doctor.actors import whole_weights
+from exgrpo_orlhf.engines.lora import gathered
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.openrlhf.actor import MixedPolicyActor
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
@@ -149,5 +149,6 @@ def append(actor: Any, samples: list[Any], ranks: int = 1, number: int = 0, refe
 
 def actor_weights(actor: Any) -> torch.Tensor:
     """All weights that the model computes with, in one float32 tensor."""
-    with whole_weights(actor) as named:
-        return torch.cat([parameter.detach().flatten().float().clone() for parameter in named.values()])
+    parameters = list(actor.actor.model.module.parameters())
+    with gathered(parameters):
+        return torch.cat([parameter.detach().flatten().float().clone() for parameter in parameters])

@@ -99,7 +99,8 @@ def update(
     from openrlhf.models import Actor
     from openrlhf_actor import fill, make_actor
 
-    from exgrpo_orlhf.doctor.actors import record_gradients, whole_weights
+    from exgrpo_orlhf.doctor.actors import record_gradients
+    from exgrpo_orlhf.engines.lora import gathered
     from exgrpo_orlhf.engines.openrlhf.actor import MixedActor
 
     model, reference = models
@@ -139,7 +140,7 @@ def update(
         frozen = Actor(reference, attn_implementation="sdpa", param_dtype="fp32", packing_samples=packing).eval()
     fill(actor, expected["batch"], ranks, number, frozen)
     status = actor.fit(cell["loss"].get("kl_coef", 0.0))
-    with whole_weights(actor):
+    with gathered(list(actor.actor.model.module.parameters())):
         after = named(actor.actor.model.module)
     if number:
         return {}
