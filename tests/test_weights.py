@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import weights
 from exgrpo_orlhf.doctor import tiny
+from exgrpo_orlhf.engines.lora import AdapterError
 from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 
@@ -242,6 +243,14 @@ def test_an_adapter_is_not_merged_into_a_base_that_is_not_whole(adapter, raw_mod
     about = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**about, "base_model_name_or_path": str(base)}))
     with pytest.raises(ValueError, match=r"cannot be merged into its base model .* lacks 1 of its weights"):
+        PretrainedModel(str(folder), cache=str(tmp_path / "cache")).prepare()
+
+
+@pytest.mark.parametrize("text", ['{"peft_type": "LORA"', "[1]", "\xff"])
+def test_the_damaged_settings_of_an_adapter_are_named(text, adapter, tmp_path):
+    folder = shutil.copytree(adapter, tmp_path / "adapter")
+    (folder / "adapter_config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(AdapterError, match=r"adapter/adapter_config\.json is damaged"):
         PretrainedModel(str(folder), cache=str(tmp_path / "cache")).prepare()
 
 

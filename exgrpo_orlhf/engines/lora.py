@@ -230,8 +230,10 @@ def merge(folder: Path, directory: Path) -> Path:
     """
     import peft
 
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    base = config.get("base_model_name_or_path")
+    try:
+        base = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (ValueError, AttributeError) as error:
+        raise AdapterError(f"{folder / CONFIG} is damaged: it holds no settings of an adapter ({error})") from error
     if not base:
         raise AdapterError(f"{folder / CONFIG}: base_model_name_or_path is missing, so its base model is not known")
     content = [f"{path.name} {files.sha256(path)}" for path in sorted(folder.iterdir()) if path.is_file()]
