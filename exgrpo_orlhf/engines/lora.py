@@ -52,7 +52,7 @@ class Adapter:
         self.model, self._base = model, {"model": str(base), "weights": weights.fingerprint(base)}
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(seed)
-            self._wrapped, self._layers = _insert(model, settings, base)
+            self._wrapped, self._layers = insert(model, settings, base)
 
     @contextmanager
     def merged(self) -> Iterator[None]:
@@ -149,11 +149,12 @@ def refuse_targets(folder: str | Path, settings: LoRA) -> None:
     loading: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        _insert(loading.from_config(config), settings, folder)
+        insert(loading.from_config(config), settings, folder)
 
 
-def _insert(model: PreTrainedModel, settings: LoRA, base: str | Path) -> tuple[Any, dict[str, Any]]:
-    """Put an adapter into the model: peft's model around it, and the layers that have A and B. Raises AdapterError."""
+def insert(model: PreTrainedModel, settings: LoRA, base: str | Path) -> tuple[Any, dict[str, Any]]:
+    """Puts an adapter into the model. Returns peft's model around it, and the layers that have A and B. Raises
+    AdapterError for targets that the model does not have, or that cannot be merged."""
     import peft  # seconds; only runs with LoRA need it
 
     targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)

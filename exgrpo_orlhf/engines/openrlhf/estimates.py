@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...experiment import Experiment
 from ...lazy import torch, transformers
 from ...settings import LoRA
+from ..lora import insert
 from .flags import ranks_of
 
 if TYPE_CHECKING:
@@ -63,17 +64,14 @@ class Memory:
 
 def parameters_of(config: PretrainedConfig, lora: LoRA) -> tuple[int, int]:
     """Parameters of the causal language model with this configuration, tied ones once, and how many of the model or its
-    adapter are trained."""
+    adapter are trained. Raises AdapterError for targets that it cannot have an adapter beside."""
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
-    count: int = sum(weight.numel() for weight in model.parameters())
-    layers = [
-        layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
-        if lora.targets == "all-linear" or name.rpartition(".")[2] in lora.targets
-    ]
-    return count, count if lora.rank is None else lora.rank * sum(x.in_features + x.out_features for x in layers)
+        count: int = sum(weight.numel() for weight in model.parameters())
+        if lora.rank is None:
+            return count, count
+        insert(model, lora, config.name_or_path)
+    return count, sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
 def checkpoint_bytes(parameters: int, trained: int) -> int:

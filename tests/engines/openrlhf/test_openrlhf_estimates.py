@@ -6,7 +6,7 @@ import re
 
 import pytest
 from layouts import MODELS
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines import lora as adapters
@@ -140,6 +140,19 @@ def test_parameters_are_counted_without_loading_any(tmp_path):
             adapter = adapters.Adapter(AutoModelForCausalLM.from_config(small), lora, str(tmp_path / str(tied)), seed=0)
             trained = sum(weight.numel() for weight in adapter.model.parameters() if weight.requires_grad)
             assert estimates.parameters_of(small, lora) == (count, trained)
+        assert estimates.parameters_of(small, LoRA(rank=2, targets=("self_attn.q_proj",)))[1] == 2 * 2 * (32 + 32)
+        with pytest.raises(adapters.AdapterError, match=r"LoRA\.targets = \('q_prj',\): .*q_prj"):
+            estimates.parameters_of(small, LoRA(rank=2, targets=("q_prj",)))
+
+
+@pytest.mark.parametrize(
+    ("targets", "outputs"), [(("c_attn",), [(32, 96)]), ("all-linear", [(32, 96), (32, 32), (32, 128), (128, 32)])]
+)
+def test_the_adapter_of_a_model_without_linear_modules_is_counted(targets, outputs):
+    """GPT-2's layers are of a class of their own."""
+    small = GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=50, n_positions=16)
+    trained = 2 * 4 * sum(map(sum, outputs))  # of both layers, with rank 4
+    assert estimates.parameters_of(small, LoRA(rank=4, targets=targets))[1] == trained
 
 
 def test_the_smallest_gpu_counts_and_a_machine_without_any_says_nothing(monkeypatch, tmp_path):
