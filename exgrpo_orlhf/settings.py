@@ -267,7 +267,7 @@ class OpenRLHF:
     flags: OpenRLHF's own command-line flags by name, without dashes: {'actor.num_gpus_per_node': 8}; True for a
         switch, a tuple for several values. Whatever another binding says (batch sizes, lengths, learning rate, …) is
         handed on from there and has no place here; flags.py names the binding
-    more_flags: the same, over `flags`: for one flag more than a layout has
+    more_flags: the same, over `flags`: for one flag more than a layout has, or by None for one less
     ray_address: of a Ray cluster ('auto': the one this machine belongs to); None: the environment's RAY_ADDRESS, which
         a submitted Ray job has, or else a Ray of this run's own, on this machine
     cpu_bench: run on a machine without CUDA, with pretended GPUs, to test this engine; not for real training
@@ -299,7 +299,7 @@ class OpenRLHF:
         check_settings(OpenRLHF, vars(self))
 
     def all_flags(self) -> dict[str, Any]:
-        return {**self.flags, **self.more_flags}
+        return {flag: value for flag, value in {**self.flags, **self.more_flags}.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -209,11 +209,11 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
             dtype = str(placement.dtype_of(experiment.local.dtype, device)).removeprefix("torch.")
             sampler = "vLLM" if experiment.local.samples_by_vllm(device.type) else "a loop in torch"
             print(f"device      {device}, {dtype}, {experiment.local.threads} CPU threads; sampled by {sampler}")
-    if experiment.openrlhf is not None:
-        with _noted(problems):
+    with _noted(problems):
+        if experiment.openrlhf is not None:
             flags.command_line(experiment, experiment.openrlhf.all_flags(), name, run, resume=False)
-    if config is not None and count is not None:
-        _print_needs(experiment, config, count, run)
+        if config is not None and count is not None:
+            _print_needs(experiment, config, count, run)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 2 if problems else 0

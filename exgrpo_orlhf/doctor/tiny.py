@@ -179,8 +179,9 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         if flag in flags:
             more_flags[flag] = MICRO_BATCH_TOKENS
     # The smallest batch that the ranks divide, with several micro-batches on each of them.
+    unit = divisible_questions(as_bound)
     per_rank = max(ROWS, 3 * int(flags.get("train.micro_batch_size", 1)))
-    fewest, unit = per_rank * ranks_of(flags) * as_bound.optimizer.steps_per_batch, divisible_questions(as_bound)
+    fewest = per_rank * ranks_of(flags) * as_bound.optimizer.steps_per_batch
     count = -(-fewest // (unit * as_bound.settings.group_size)) * unit
     bindings += [
         f"OpenRLHF.timeout = {min(as_bound.openrlhf.timeout, TIMEOUT)}",

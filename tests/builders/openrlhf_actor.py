@@ -86,7 +86,6 @@ def experience_of(actor: Any, batch: MixedBatch) -> list[Any]:
 class TrainerWithoutRay(MixedTrainer):
     """MixedTrainer.update with one actor, in this process. measured: the rows that it has measured before the step"""
 
-    wandb_logger = tensorboard_logger = None
     ranks, step = 1, 1
 
     def __init__(self, actor: Any) -> None:

@@ -162,21 +162,32 @@ def test_weights_that_are_not_in_the_hubs_cache_are_missing(dry_run, big_model, 
     assert lines["model"].startswith("some/model: 7,615.6 million")
 
 
-def test_what_is_wrong_is_a_line_each(dry_run, big_model, tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "wrong"),
+    [
+        ({"train.seed": 1}, "train.seed is decided by"),
+        ({"vllm.gpu_memory_utilisation": 0.5}, "no flag 'vllm.gpu_memory_utilisation'; nearest: vllm.gpu_memory_ut"),
+        ({"train.max_tokens_per_gpu": "12288"}, "train.max_tokens_per_gpu takes int, got '12288'"),
+        ({"vllm.num_engines": None}, "vllm.num_engines must be at least 1, got None"),
+        ({"actor.num_gpus_per_node": 6}, "train.questions_per_step = 128 must be a multiple of 6, .* 6 ranks"),
+        ({"vllm.num_engines": 4}, r"train\.colocate_all puts actors and engines on the same GPUs, .* = 8 and .* = 4"),
+    ],
+)
+def test_what_is_wrong_is_a_line_each(dry_run, big_model, tmp_path, flags, wrong):
     bindings = [
         *paper_run(big_model, questions_file(tmp_path)),
         "MAX_RESPONSE_TOKENS = 20000",
         "Prompts.max_tokens = 30",
-        "OpenRLHF.more_flags = {'train.seed': 1}",
+        f"OpenRLHF.more_flags = {flags!r}",
     ]
     done, _, errors = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
     assert done.returncode == 2
     for error, part in zip(
         errors,
-        ("16384 positions", "its weights are not there", "Prompts.max_tokens = 30", "train.seed is decided by"),
+        ("16384 positions", "its weights are not there", r"Prompts\.max_tokens = 30", wrong),
         strict=True,
     ):
-        assert part in error
+        assert re.search(part, error)
 
 
 def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_trained(

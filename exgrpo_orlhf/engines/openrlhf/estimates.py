@@ -15,7 +15,7 @@ from ...experiment import Experiment
 from ...lazy import torch, transformers
 from ...settings import LoRA
 from ..lora import insert
-from .flags import ranks_of
+from .flags import needed_gpus, ranks_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -206,9 +206,7 @@ def step_of(experiment: Experiment, parameters: int, card: Card) -> tuple[float,
     train = (rows * passes + replayed * CANDIDATES) * forward
     if experiment.local is not None:
         return (1 + OTHER) * (generate + train), 1
-    trainers = ranks_of(flags)
-    if flags.get("train.colocate_all"):
-        return (1 + OTHER) * (generate + train) / trainers, trainers
+    trainers, gpus = ranks_of(flags), needed_gpus(experiment)
     engines = flags["vllm.num_engines"] * flags.get("vllm.tensor_parallel_size", 1)
     times = generate / engines, train / trainers
-    return (1 + OTHER) * (max(times) if settings.generate_ahead else sum(times)), trainers + engines
+    return (1 + OTHER) * (max(times) if settings.generate_ahead else sum(times)), gpus

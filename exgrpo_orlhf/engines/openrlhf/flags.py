@@ -1,20 +1,21 @@
-"""OpenRLHF's flags under this engine: which of them a gin binding decides, and which are refused. All others are passed
-on as they are.
+"""OpenRLHF's flags under this engine: which of them a gin binding decides, which are refused, and which are passed on.
 
-docs/settings.md shows these tables. docs/dev/flags.md says what runs each of the other flags: a test, or a check of the
-doctor. Tests compare them with OpenRLHF's own parser.
+docs/settings.md shows the first two tables. docs/dev/flags.md says what runs each flag that is passed on: a test, or a
+check of the doctor. Tests compare them with OpenRLHF's own parser.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from ...annotations import refusal
 from ...experiment import Experiment
-from ...settings import OpenRLHF
+from ...settings import OpenRLHF, require
 
 # The flags that each binding decides.
 _BY_BINDING = {
@@ -60,7 +61,6 @@ _BY_BINDING = {
     "train.keep": "ckpt.max_num ckpt.max_mem",
     "every checkpoint is one of Hugging Face too": "ckpt.save_hf",
     "train.best_metric": "ckpt.best_metric_key",
-    "every step is logged": "logger.logging_steps",
 }
 BOUND = {flag: binding for binding, decided in _BY_BINDING.items() for flag in decided.split()}
 
@@ -75,8 +75,23 @@ EXECUTION = (
     "actor.gradient_checkpointing_*",
     "vllm.*",
     "ds.enable_sleep",
-    "logger.*",
 )
+
+# The flags that are passed on, by what they take.
+_BY_KIND: dict[Any, str] = {
+    bool: "ref.offload train.colocate_actor_ref train.colocate_all train.dynamic_batch_enable train.enable_ema "
+    "train.full_determinism_enable vllm.sync_with_ray vllm.enable_prefix_caching vllm.enforce_eager vllm.enable_sleep "
+    "ds.adam_offload ds.overlap_comm ds.packing_samples ds.enable_sleep actor.gradient_checkpointing_enable "
+    "actor.gradient_checkpointing_reentrant",
+    int: "actor.num_nodes actor.num_gpus_per_node ref.num_nodes ref.num_gpus_per_node train.micro_batch_size "
+    "train.max_tokens_per_gpu rollout.micro_batch_size rollout.max_tokens_per_gpu vllm.num_engines "
+    "vllm.tensor_parallel_size ds.zero_stage",
+    float: "train.ema_beta vllm.gpu_memory_utilization actor.adam.eps actor.aux_loss_coef",
+    str: "vllm.sync_backend ds.param_dtype ds.attn_implementation ds.grad_accum_dtype ds.experts_implementation "
+    "algo.advantage.is_correction_level algo.advantage.is_correction_mode algo.advantage.is_correction_gating",
+    float | tuple | list: "algo.advantage.is_correction_threshold",
+}
+PASSED_ON = {flag: kind for kind, named in _BY_KIND.items() for flag in named.split()}
 
 # Patterns are shell patterns. What a binding decides is not refused, though a pattern matches it (reward.remote_url).
 REFUSED = {
@@ -93,6 +108,7 @@ REFUSED = {
     "critic.*": "there is no critic",
     "train.colocate_critic_reward": "there is no critic and no reward model",
     "reward.*": "rewards come from Verifier",
+    "logger.*": "Tracking.also = ('wandb', 'tensorboard') gets the metrics, on both engines",
     "ds.value_head_prefix": "there is no value head",
     "ds.lora.dropout": "log-probs with dropout are those of another policy",
     "ds.deepcompile": "the output layer computes log-probs instead of logits, each pass anew",
@@ -129,21 +145,80 @@ def ranks_of(flags: Mapping[str, Any]) -> int:
 
 def divisible_questions(experiment: Experiment) -> int:
     """A batch must be a multiple of this many questions: then every rank has as many rows as the others, in each
-    optimiser step and in each micro-batch. Otherwise OpenRLHF drops rows or carries half a step into the next batch."""
+    optimiser step and in each micro-batch. Otherwise OpenRLHF drops rows or carries half a step into the next batch.
+    Raises ValueError for flags that `check_flags` refuses."""
     flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}
+    check_flags(flags)
     train, rollout = (int(flags.get(f"{part}.micro_batch_size", 1)) for part in ("train", "rollout"))
     ranks, n, k = ranks_of(flags), experiment.optimizer.steps_per_batch, experiment.settings.group_size
     return math.lcm(ranks * train * n, ranks * rollout, k * n) // k
 
 
+def needed_gpus(experiment: Experiment) -> int:
+    """The number of GPUs that OpenRLHF will ask Ray for. With fewer it would wait for ever without a message.
+
+    Raises ValueError for flags that contradict each other.
+    """
+    flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}
+    layouts = [
+        (flags.get(f"{group}.num_nodes", 1), flags.get(f"{group}.num_gpus_per_node", 8)) for group in ("actor", "ref")
+    ]
+    actor, reference = (nodes * gpus for nodes, gpus in layouts)
+    engines: int = flags["vllm.num_engines"] * flags.get("vllm.tensor_parallel_size", 1)
+    together, beside = flags.get("train.colocate_all"), flags.get("train.colocate_actor_ref")
+    if experiment.loss.kl_coef <= 0 or experiment.lora.rank is not None:
+        reference = 0
+    require(
+        not (reference and (together or beside)) or layouts[0] == layouts[1],
+        "OpenRLHF.flags: train.colocate_all and train.colocate_actor_ref put the reference model on the actors' GPUs, "
+        f"but ref.num_nodes, ref.num_gpus_per_node = {layouts[1]} and actor.num_nodes, actor.num_gpus_per_node = "
+        f"{layouts[0]}",
+    )
+    require(
+        not together or actor == engines,
+        "OpenRLHF.flags: train.colocate_all puts actors and engines on the same GPUs, but actor.num_nodes · "
+        f"actor.num_gpus_per_node = {actor} and vllm.num_engines · vllm.tensor_parallel_size = {engines}",
+    )
+    return int(actor if together else actor + engines + (0 if beside else reference))
+
+
 def check_flags(flags: Mapping[str, Any]) -> None:
-    """Raises ValueError for a flag that is refused, or decided by a binding."""
-    for flag in flags:
+    """Raises ValueError for a flag that is refused, decided by a binding, or unknown, and for a value of another
+    kind than the flag takes."""
+    for flag, value in flags.items():
         if flag in BOUND:
             raise ValueError(f"OpenRLHF.flags: {flag} is decided by {BOUND[flag]}; bind that, and leave the flag out")
         for pattern, reason in REFUSED.items():
             if fnmatch(flag, pattern):
                 raise ValueError(f"OpenRLHF.flags: {flag} cannot be used here: {reason}")
+        if flag not in PASSED_ON:
+            near = difflib.get_close_matches(flag, [*PASSED_ON, *BOUND], n=3, cutoff=0.5)
+            hint = f"nearest: {', '.join(near)}" if near else "docs/settings.md and docs/dev/flags.md list them"
+            raise ValueError(f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}; {hint}")
+        if wrong := refusal(value, PASSED_ON[flag]):
+            raise ValueError(f"OpenRLHF.flags: {flag} {wrong} got {value!r}")
+
+
+def _check_layout(experiment: Experiment, flags: Mapping[str, Any]) -> None:
+    """Raises ValueError without vLLM engines, for a batch that the ranks do not divide, and for flags of a correction
+    that is off."""
+    engines = flags.get("vllm.num_engines")
+    require(
+        engines is not None and engines > 0,
+        f"OpenRLHF.flags: vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines",
+    )
+    questions, unit = experiment.settings.questions_per_step, divisible_questions(experiment)
+    train, rollout = (flags.get(f"{part}.micro_batch_size", 1) for part in ("train", "rollout"))
+    require(
+        questions % unit == 0,
+        f"train.questions_per_step = {questions} must be a multiple of {unit}, so that its rows (· train.group_size = "
+        f"{experiment.settings.group_size}) divide into Optimizer.steps_per_batch = "
+        f"{experiment.optimizer.steps_per_batch} steps, {ranks_of(flags)} ranks, train.micro_batch_size = {train} and "
+        f"rollout.micro_batch_size = {rollout}",
+    )
+    level = "algo.advantage.is_correction_level"
+    idle = [flag for flag in flags if fnmatch(flag, "algo.advantage.is_correction_*")] if level not in flags else []
+    require(not idle, f"OpenRLHF.flags: {', '.join(idle)} has no effect without {level}")
 
 
 def command_line(
@@ -157,14 +232,10 @@ def command_line(
     check_flags(flags)
     settings, optimizer, loss = experiment.settings, experiment.optimizer, experiment.loss
     b, k, n = settings.questions_per_step, settings.group_size, optimizer.steps_per_batch
-    if b % n:
-        raise ValueError(
-            f"train.questions_per_step = {b} cannot be dealt to Optimizer.steps_per_batch = {n} equal optimiser steps, "
-            "which this engine needs"
-        )
+    flags = {**flags, **(_beside_updates(flags) if settings.generate_ahead else {})}
+    _check_layout(experiment, flags)
     return {
         **flags,
-        **(_beside_updates(flags) if settings.generate_ahead else {}),
         "actor.model_name_or_path": model,
         "data.max_len": experiment.prompts.max_tokens + experiment.sampling.max_response_tokens,
         "rollout.batch_size": b,
@@ -209,10 +280,10 @@ def _beside_updates(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_arguments(flags: Mapping[str, Any]) -> list[str]:
-    """{'a.b': 1, 'a.c': True, 'a.d': (0.9, 0.99)} as --a.b 1 --a.c --a.d 0.9 0.99; False and None leave a flag out."""
+    """{'a.b': 1, 'a.c': True, 'a.d': (0.9, 0.99)} as --a.b 1 --a.c --a.d 0.9 0.99; False leaves a flag out."""
     arguments: list[str] = []
     for flag, value in flags.items():
-        if value is None or value is False:
+        if value is False:
             continue
         arguments.append(f"--{flag}")
         if value is not True:

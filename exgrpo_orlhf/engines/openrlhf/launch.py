@@ -7,9 +7,7 @@ Ray that was started here is shut down in any case, and checkpoints are always c
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import difflib
 import importlib.util
 import io
 import logging
@@ -31,7 +29,6 @@ from ...checkpoints import claim
 from ...experiment import Experiment, Outcome
 from ...questions.prompts import PromptEncoder
 from ...records import Question
-from ...redaction import REDACTED
 from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ...workers.fork_server import close_workers
@@ -80,7 +77,7 @@ def launch(
         checkpoint = checkpoints.to_resume(run, identity, name=resume_from, contents=contents, base=experiment.base)
         prepare(settings)
         args = parse(experiment, model_path, checkpoint or run / "none", resume=checkpoint is not None)
-        gpus = needed_gpus(args)
+        gpus = openrlhf_flags.needed_gpus(experiment)
         _check_shapes(experiment, args)
         _check_work(experiment, model_path, spec.questions, begins=checkpoint is None)
         _check_memory(experiment, model_path)
@@ -149,17 +146,6 @@ def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool)
     flags = settings.all_flags()
     if settings.cpu_bench:
         flags |= cpu.FLAGS
-    if key := flags.get(wandb := "logger.wandb.key"):  # OpenRLHF would publish it: the environment has it instead
-        if key != REDACTED:
-            os.environ.setdefault("WANDB_API_KEY", str(key))
-        flags[wandb] = REDACTED if "WANDB_API_KEY" in os.environ else None
-        if flags[wandb] is None:
-            log.warning("%s is %r and WANDB_API_KEY is not set: nothing is logged to Weights & Biases", wandb, REDACTED)
-    engines = flags.get("vllm.num_engines")
-    _require(
-        engines is not None and not (isinstance(engines, int) and engines < 1),
-        f"vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines",
-    )
     line = openrlhf_flags.command_line(experiment, flags, model_path, state, resume=resume)
     output = io.StringIO()
     try:
@@ -167,8 +153,6 @@ def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool)
             runpy.run_module(_PROGRAM, run_name="__main__")
     except _Parsed as parsed:
         args = parsed.args[0]
-    except LaunchError:
-        raise
     except SystemExit as error:
         message = output.getvalue().strip().splitlines()[-1:] or [str(error)]
         raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {message[0].partition('error: ')[2]}") from None
@@ -196,52 +180,12 @@ def _stopped_after_parsing(flags: Mapping[str, Any]) -> Iterator[None]:
     def parsed(args: Any) -> None:
         raise _Parsed(args)
 
-    parse_args = argparse.ArgumentParser.parse_args
-
-    def checked(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-        # argparse accepts the beginning of a flag ("--actor.num"). Only whole names are allowed here.
-        names = {name.removeprefix("--") for action in parser._actions for name in action.option_strings}
-        if flag := next((flag for flag in flags if flag not in names), None):
-            near = difflib.get_close_matches(flag, names, n=3, cutoff=0.5)
-            hint = f"nearest: {', '.join(near)}" if near else "docs/settings.md and docs/dev/flags.md list them"
-            raise LaunchError(f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}; {hint}")
-        return parse_args(parser, *args, **kwargs)
-
     with (
         patch.object(sys, "argv", [_PROGRAM, *openrlhf_flags.as_arguments(flags)]),
         patch.object(openrlhf.utils, "get_strategy", parsed),
         patch.object(ray, "is_initialized", lambda: True),
-        patch.object(argparse.ArgumentParser, "parse_args", checked),
     ):
         yield
-
-
-def needed_gpus(args: Any) -> int:
-    """The number of GPUs that OpenRLHF will ask Ray for. With fewer it would wait for ever without a message.
-
-    Raises LaunchError for flags that contradict each other.
-    """
-    actor: int = args.actor.num_nodes * args.actor.num_gpus_per_node
-    engines: int = args.vllm.num_engines * args.vllm.tensor_parallel_size
-    shared = args.train.colocate_all or args.train.colocate_actor_ref
-    layouts = [(group.num_nodes, group.num_gpus_per_node) for group in (args.actor, args.ref)]
-    _require(
-        args.algo.kl.init_coef <= 0 or not shared or layouts[0] == layouts[1],
-        "train.colocate_all and train.colocate_actor_ref put the reference model on the actors' GPUs, but "
-        f"ref.num_nodes, ref.num_gpus_per_node = {layouts[1]} and actor.num_nodes, actor.num_gpus_per_node = "
-        f"{layouts[0]}",
-    )
-    if args.train.colocate_all:
-        _require(
-            actor == engines,
-            "train.colocate_all puts actors and engines on the same GPUs, but actor.num_nodes · "
-            f"actor.num_gpus_per_node = {actor} and vllm.num_engines · vllm.tensor_parallel_size = {engines}",
-        )
-        return actor
-    if args.algo.kl.init_coef <= 0:
-        return actor + engines
-    reference: int = args.ref.num_nodes * args.ref.num_gpus_per_node
-    return actor + engines + (0 if args.train.colocate_actor_ref else reference)
 
 
 def _check_shapes(experiment: Experiment, args: Any) -> None:
@@ -252,14 +196,6 @@ def _check_shapes(experiment: Experiment, args: Any) -> None:
             not flags.get(flag) or args.train.colocate_all,
             f"{flag} needs train.colocate_all: nothing else uses that memory otherwise",
         )
-    questions, unit = experiment.settings.questions_per_step, openrlhf_flags.divisible_questions(experiment)
-    _require(
-        questions % unit == 0,
-        f"train.questions_per_step = {questions} must be a multiple of {unit}, so that its rows (· train.group_size = "
-        f"{experiment.settings.group_size}) divide into Optimizer.steps_per_batch = "
-        f"{experiment.optimizer.steps_per_batch} steps, {openrlhf_flags.ranks_of(flags)} ranks, train.micro_batch_size "
-        f"= {args.train.micro_batch_size} and rollout.micro_batch_size = {args.rollout.micro_batch_size}",
-    )
     stage, dtype = args.ds.zero_stage, flags.get("ds.param_dtype", "bf16")
     _require(stage in (1, 2, 3), f"ds.zero_stage must be 1, 2 or 3, got {stage}")
     _require(dtype == "bf16", f"ds.param_dtype must be bf16, as vLLM is, got {dtype!r}")

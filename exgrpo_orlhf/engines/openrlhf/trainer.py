@@ -55,9 +55,8 @@ class StopFile:
 class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     """The trainer that OpenRLHF's program starts, and at the same time the engine that the training loop uses.
 
-    It keeps the model groups of OpenRLHF's trainer, the experience maker's splitting and balancing, the update
-    (`train_step`: append, ppo_train, broadcast) and the loggers. OpenRLHF's loop over prompts is replaced by
-    `RunSpec.loop`.
+    It keeps the model groups of OpenRLHF's trainer, the experience maker's splitting and balancing, and the update
+    (`train_step`: append, ppo_train, broadcast). OpenRLHF's loop over prompts is replaced by `RunSpec.loop`.
     """
 
     # DeepSpeed accumulates a fixed number of micro-batches: the rest of a smaller step would go into the next one.
@@ -97,8 +96,6 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
 
     def fit(self) -> None:
         self.spec.loop(self.spec, lambda checkpoint: self, StopFile(self.spec.run))
-        for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
-            logger.close()
 
     # -- what the training loop calls ---------------------------------------------------------------------------------
 
@@ -163,8 +160,6 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
             measured |= recorded
         policy = [measured[i].logprobs for i in range(len(rows))]
         behaviour = [behaviour_logprobs(row, now) for row, now in zip(flat, policy, strict=True)]
-        for logger in filter(None, (self.wandb_logger, self.tensorboard_logger)):
-            logger.log_train(self.step, status)
         metrics = {name: float(status[name]) for name in status if name.startswith(_METRICS)}
         if not all(map(math.isfinite, metrics.values())):
             raise NonFiniteUpdate(

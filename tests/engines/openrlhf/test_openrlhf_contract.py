@@ -73,8 +73,8 @@ CONTRACT = [
     ("ray:kill", "worker.core_worker.kill_actor(actor._ray_actor_id, no_restart)"),
     ("ray.exceptions:RayTaskError.__init__", "self.cause = cause"),
     # trainer.py
-    (f"{BASE}.__init__", "self.args = | self.kl_ctl = | self.experience_maker = | self.wandb_logger ="),
-    (f"{BASE}.__init__", "self.tensorboard_logger = | self.actor_model_group = | self.vllm_engines ="),
+    (f"{BASE}.__init__", "self.args = | self.kl_ctl = | self.experience_maker ="),
+    (f"{BASE}.__init__", "self.actor_model_group = | self.vllm_engines ="),
     (TRAIN_STEP, "experiences = self.experience_maker.make_experience_batch(rollout_samples)"),
     (TRAIN_STEP, 'async_run_method_batch(method_name="append", experience=experiences)'),
     (TRAIN_STEP, "status = self.ppo_train(global_step) | self.broadcast_to_vllm()"),
@@ -206,8 +206,9 @@ TABLES = {"passed on": passed_on(), "refused": flags.REFUSED, "decided by gin": 
 
 
 def table_of_the_engine(flag: str) -> str:
+    kind = flags.PASSED_ON.get(flag)
     try:
-        flags.check_flags({flag: 1})
+        flags.check_flags({flag: kind() if isinstance(kind, type) else 0.5})
     except ValueError as error:
         return "decided by gin" if "is decided by" in str(error) else "refused"
     return "passed on"
@@ -247,6 +248,14 @@ def test_every_flag_of_openrlhf_is_in_exactly_one_table_and_treated_as_that_says
         assert len(patterns) <= 1, (flag, patterns)
         assert exact or patterns, f"{flag} is in no table"
         assert table_of_the_engine(flag) == (exact or patterns)[0]
+
+
+def test_flags_that_are_passed_on_take_what_openrlhfs_parser_takes(openrlhf_parser):
+    assert TABLES["passed on"].keys() == flags.PASSED_ON.keys()
+    for flag, kind in flags.PASSED_ON.items():
+        action = openrlhf_parser._option_string_actions[f"--{flag}"]
+        expected = {0: bool, None: action.type, "+": float | tuple | list}[action.nargs]
+        assert (kind, action.option_strings) == (expected, [f"--{flag}"]), flag
 
 
 def test_every_flag_that_is_passed_on_is_in_the_test_or_the_check_of_the_doctor_that_is_said_to_run_it():

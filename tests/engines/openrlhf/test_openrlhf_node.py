@@ -10,7 +10,7 @@ from run_builders import ROOT
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import estimates, launch
-from exgrpo_orlhf.engines.openrlhf.flags import divisible_questions
+from exgrpo_orlhf.engines.openrlhf.flags import divisible_questions, needed_gpus
 
 pytestmark = pytest.mark.openrlhf
 
@@ -33,7 +33,19 @@ def test_every_layout_of_gpus_passes_openrlhfs_parser_and_our_checks_with_the_pa
     experiment = config.load(files, ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'"])
     args = launch.parse(experiment, "model", Path("state"), resume=False)
     launch._check_shapes(experiment, args)
-    assert launch.needed_gpus(args) == estimates.step_of(experiment, 10**9, estimates.CARDS["A100"])[1]
+
+
+def test_a_reference_model_on_gpus_of_its_own_is_counted_by_the_run_and_by_the_estimate():
+    flags = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
+    for binding, beside, gpus in (
+        ("MixedPolicyLoss.kl_coef = 0.0", False, 16),
+        ("MixedPolicyLoss.kl_coef = 0.1", False, 24),
+        ("MixedPolicyLoss.kl_coef = 0.1", True, 16),
+        ("MixedPolicyLoss.kl_coef = 0.1\nLoRA.rank = 8", False, 16),  # the actor without its adapter
+    ):
+        experiment = load("8gpu", *binding.split("\n"), **flags, **{"train.colocate_actor_ref": beside})
+        assert needed_gpus(experiment) == gpus
+        assert estimates.step_of(experiment, 10**9, estimates.CARDS["A100"])[1] == gpus
 
 
 @pytest.mark.parametrize(

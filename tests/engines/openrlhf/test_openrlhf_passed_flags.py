@@ -9,14 +9,12 @@ import os
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
 from engine_builders import SMALL, sampled_batch, saved_model
 from openrlhf.models import Actor
-from openrlhf.utils.logging_utils import TensorboardLogger, WandbLogger
-from openrlhf_actor import LOSS, TrainerWithoutRay, make_actor, rows_of, update
+from openrlhf_actor import make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from exgrpo_orlhf.doctor.actors import record_gradients
@@ -105,40 +103,3 @@ def test_an_offloaded_reference_model_has_the_same_log_probs(raw_model, stage):
         with torch.no_grad():
             logprobs.append(model(rows, torch.ones(3, 8), attention_mask=torch.ones_like(rows)))
     assert torch.equal(*logprobs)
-
-
-def log_a_step(model: Path, logger: str, made, **flags) -> TrainerWithoutRay:
-    """A step of training, logged by the logger of OpenRLHF that `made` makes of its arguments."""
-    actor = make_actor(model, **flags)
-    trainer = TrainerWithoutRay(actor)
-    setattr(trainer, logger, made(actor.strategy.args))
-    trainer.update(sampled_batch(model), LOSS)
-    return trainer
-
-
-def test_tensorboard_gets_the_metrics_of_a_step(raw_model, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    flags = {"logger.tensorboard_dir": str(tmp_path), "logger.wandb.run_name": "mine"}
-    trainer = log_a_step(raw_model, "tensorboard_logger", TensorboardLogger, **flags)
-    trainer.tensorboard_logger.close()
-    events = EventAccumulator(str(tmp_path / "mine")).Reload()
-    assert {"train/policy/loss", "train/policy/grad_norm", "train/actor_lr"} <= set(events.Tags()["scalars"])
-    [loss] = events.Scalars("train/policy/loss")
-    assert loss.step == trainer.step
-    assert np.isfinite(loss.value)
-
-
-@pytest.mark.slow
-def test_weights_and_biases_gets_the_metrics_of_a_step(raw_model, tmp_path, monkeypatch):
-    import wandb
-
-    for name, value in {"MODE": "offline", "API_KEY": "0" * 40, "DIR": str(tmp_path)}.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    trainer = log_a_step(raw_model, "wandb_logger", WandbLogger, **{"logger.wandb.run_name": "mine"})
-    try:
-        assert wandb.run.name == "mine"
-        assert wandb.run.summary["train/global_step"] == trainer.step
-        assert np.isfinite(wandb.run.summary["train/policy/loss"])
-    finally:
-        trainer.wandb_logger.close()
