@@ -20,7 +20,8 @@ _FORWARDED = (
     *("NCCL_*", "GLOO_*", "UCX_*", "FI_*"),  # FI: libfabric, which NCCL uses on AWS
     *("DEEPSPEED_*", "DS_*", "VLLM_*", "FLASHINFER_*", "FLASH_ATTENTION_*", "OPENRLHF_*"),
     *("OMP_*", "KMP_*", "MKL_*", "MAX_JOBS"),  # MAX_JOBS: compilers that build DeepSpeed's kernels at once
-    *("HF_*", "TRANSFORMERS_*", "TOKENIZERS_*", "EXGRPO_*", "MLFLOW_*", "WANDB_*"),
+    *("HF_*", "TRANSFORMERS_*", "TOKENIZERS_*", "EXGRPO_*"),
+    *("MLFLOW_*", "WANDB_*", "COMET_*", "SWANLAB_*", "TRACKIO_*"),
 )
 
 # Not passed on, even if they match the list above: what is right on one machine may be wrong on another, and a

@@ -44,6 +44,7 @@ def job(**variables: str) -> dict[str, str]:
         *("NCCL_IB_TIMEOUT", "GLOO_TIMEOUT_SECONDS", "DS_SKIP_CUDA_CHECK", "OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING"),
         *("VLLM_USE_V2_MODEL_RUNNER", "TORCH_NCCL_ENABLE_MONITORING", "PYTORCH_CUDA_ALLOC_CONF", "FI_PROVIDER"),
         *("TOKENIZERS_PARALLELISM", "MLFLOW_TRACKING_URI", "WANDB_API_KEY", "EXGRPO_TEST_RUN", "HF_HOME"),
+        *("COMET_API_KEY", "SWANLAB_API_KEY", "TRACKIO_SPACE_ID"),
     ],
 )
 def test_variables_of_the_stack_are_passed_on_with_their_values(name):
