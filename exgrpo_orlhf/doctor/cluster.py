@@ -264,7 +264,7 @@ class DoctorTrainer(MixedTrainer):
             "step",
             not bad,
             f"not finite or missing: {', '.join(bad)}" if bad else done,
-            "see the metrics of the run in the doctor's folder",
+            "see doctor.log, which has the output of the trainer and its actors",
         )
 
     def check_resume(self) -> Finding:

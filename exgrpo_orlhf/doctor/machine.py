@@ -46,11 +46,11 @@ def examine(
     offload = bool(experiment.openrlhf and experiment.openrlhf.all_flags().get("ds.adam_offload"))
     config = AutoConfig.from_pretrained(model, trust_remote_code=False) if model else None
     checkpoint = checkpoint_bytes(*parameters_of(config, experiment.lora)) if config else None
-    no_gpu = elsewhere and _output("nvidia-smi", "-L") is None
+    no_gpu, settings = elsewhere and _output("nvidia-smi", "-L") is None, experiment.settings
     checks: dict[str, Callable[[], Finding]] = {
         "versions": versions,
         "driver": driver,
-        "disk": lambda: disk(folder, checkpoint, experiment.settings.keep),
+        "disk": lambda: disk(folder, checkpoint, settings.keep + (settings.best_metric is not None)),
         "memory": lambda: memory(experiment, config),
         "shm": shared_memory,
         "kernels": lambda: kernels(offload),
@@ -58,7 +58,8 @@ def examine(
     for name in NAMES:
         if name in names:
             of_gpus = name in ("driver", "kernels")
-            skipped = Finding(name, "skipped", "this machine has no GPU; the cluster's nodes are checked")
+            checked = "the check nodes compares the driver's version on the cluster, and finds locks of builds there"
+            skipped = Finding(name, "skipped", f"this machine has no GPU; {checked}")
             yield skipped if of_gpus and no_gpu else checks[name]()
 
 

@@ -128,6 +128,14 @@ def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
     assert "3,000,000.0 GB for 2 + 1 checkpoints of 1,000,000.0 GB" in disk.measured
 
 
+def test_the_best_checkpoint_has_room_on_the_disk_too(raw_model, tmp_path):
+    for metric, kept in (("None", 2), ("'eval/greedy_accuracy'", 3)):
+        bindings = ["train.keep = 2", f"train.best_metric = {metric}"]
+        experiment = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], bindings)
+        [disk] = machine.examine(("disk",), tmp_path, experiment, str(raw_model), elsewhere=False)
+        assert f" GB for {kept} + 1 checkpoints" in disk.measured
+
+
 def test_a_layout_that_the_smallest_gpu_or_the_host_has_no_memory_for_is_named(tmp_path, monkeypatch):
     experiment = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], [])
     host = {"SC_PHYS_PAGES": 10**9, "SC_PAGE_SIZE": 1000}
