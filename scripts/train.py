@@ -285,8 +285,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="load and check everything, make a few small steps in a folder that is removed, estimate the run's time, "
-        "memory and disk, and end",
+        help="load and check everything, make a few small steps in a folder that is removed unless they fail, estimate "
+        "the run's time, memory and disk, and end",
     )
     parser.add_argument(
         "--dry-run",

@@ -1,10 +1,11 @@
 """A trial of a run before it starts: everything is loaded and checked, a few steps are made, and the cost of the whole
-run is estimated. Nothing is left behind: the steps are made in a folder that is removed, and MLflow gets no run."""
+run is estimated. The steps are made in a folder that is removed, unless they fail, and MLflow gets no run."""
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 import resource
 import shutil
@@ -31,6 +32,7 @@ from .load_questions import load_questions
 from .preparation import prepare
 from .run import train
 
+log = logging.getLogger(__name__)
 _REPORT = "smoke.json"
 _SECONDS = 60.0  # the last step is as large as this time allows
 
@@ -98,8 +100,10 @@ def smoke(experiment: Experiment, run: Path, tracking_uri: str) -> Iterator[str]
     try:
         train(_tiny(experiment), folder / "run", resume=False, tracking_uri="", tags={}, loop=trial)
         report = json.loads((folder / "run" / _REPORT).read_text(encoding="utf-8"))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        log.error("the trial did not succeed: its files stay in %s", folder)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
     yield from estimate(experiment, report, len(validation), shutil.disk_usage(above).free)
 
 

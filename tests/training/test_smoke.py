@@ -39,6 +39,19 @@ def test_a_trial_refuses_what_the_run_would_refuse_later(warm_model, tmp_path, r
     assert not list(tmp_path.iterdir())
 
 
+def test_a_trial_that_fails_keeps_its_files_and_says_where(warm_model, tmp_path, run_script, monkeypatch, caplog):
+    def fail(experiment, run, **_):
+        run.mkdir()
+        (run / "batch.json").touch()
+        raise ArithmeticError("the update is not finite: see batch.json")
+
+    monkeypatch.setattr("exgrpo_orlhf.training.smoke.train", fail)
+    assert smoke(run_script, warm_model, tmp_path, "Tracking.enabled = False").returncode == 1
+    [folder] = tmp_path.iterdir()
+    assert (folder / "run" / "batch.json").exists()
+    assert f"its files stay in {folder}" in caplog.text
+
+
 def test_a_server_that_does_not_answer_is_said_and_the_trial_goes_on(warm_model, tmp_path, run_script, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     done = smoke(run_script, warm_model, tmp_path, ON)
