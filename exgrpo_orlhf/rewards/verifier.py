@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,7 +63,8 @@ class Verifier:
     memory: MiB for each answer, beyond what the grader itself takes
     workers: grading processes, 0: as many as cores, and one for a function, which may keep something between its calls;
         with kind 'http', requests at a time, 0: 16
-    max_failed_share: of a batch's answers that may end in a timeout or an error before training stops
+    max_failed_share: of a batch's answers that may end in a timeout or an error before training stops, and of the gold
+        answers that cannot be graded against before it begins
     """
 
     MAY_CHANGE = ("workers", "max_failed_share")
@@ -198,7 +200,8 @@ class Verifier:
     def check_questions(self, questions: Iterable[Question]) -> None:
         """Check, before anything is generated, that a user's file, the sandbox or the server is there, that the
         questions have the columns that a function takes, that there is one gold answer for each question where a kind
-        takes no list, and that it, or a program's tests, can be graded against. Raises NoGrader, ValueError."""
+        takes no list, and that it, or a program's tests, can be graded against: at most max_failed_share of the
+        golds may not, which is logged. Raises NoGrader, ValueError."""
         questions = [*questions]
         for part in self.parts.values():
             part.check_questions(questions)
@@ -224,9 +227,13 @@ class Verifier:
             distinct.setdefault(task or repr([question.answer, question.meta.get("options")]), question)
         if self.kind in TEXTS:
             futures = self.graders().submit([self.as_answer(question, Written("")) for question in distinct.values()])
-            for question, future in zip(distinct.values(), futures, strict=True):
-                grade = future.result()
-                require(grade.verdict != "error", f"{self._place(question)}{grade.reason}")
+            graded = zip(distinct.values(), [future.result() for future in futures], strict=True)
+            if failed := [
+                f"{self._place(question)}{grade.reason}" for question, grade in graded if grade.verdict == "error"
+            ]:
+                message = f"{len(failed)} of {len(distinct)} gold answers cannot be graded against: {failed[0]}"
+                require(len(failed) <= self.max_failed_share * len(distinct), message)
+                logging.getLogger(__name__).warning(message)
 
     def _place(self, question: Question) -> str:
         return f"the question {question.prompt!r:.80} of {question.source!r}, Verifier.kind = {self.kind!r}: "

@@ -236,3 +236,9 @@ def test_a_gold_answer_that_cannot_be_graded_against_is_refused_before_a_run(set
     kind = settings.get("kind", "choice")
     with pytest.raises(ValueError, match=rf"the question '1\+1\?' of 'own', Verifier.kind = '{kind}': .*{reason}"):
         Verifier(**settings, workers=1).check_questions(questions)
+
+
+def test_few_gold_answers_that_cannot_be_graded_against_are_logged_with_one_of_them(caplog):
+    questions = [Question.make("own", "1+1?", gold) for gold in ("1", "2", "3", "\\boxed{")]
+    Verifier("math", workers=1).check_questions(questions)
+    assert "1 of 4 gold answers cannot be graded against: the question '1+1?' of 'own'" in caplog.text
