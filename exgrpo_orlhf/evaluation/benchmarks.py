@@ -66,7 +66,7 @@ class Benchmark:
     rows: the official number of rows; None: not known
     samples: responses to each question; max_tokens: of a response
     ask: the instruction below each question; '' for none. By default a multiple choice asks to box the label, and
-        mathematics to box the answer. Mathematics has it only if nothing else in the prompt mentions a box
+        mathematics, unless something else in the prompt mentions a box, to box the answer
     made: questions that are made here; in a file chains, word_problems or reasoning_gym, with the fields of
         ModularChains, WordProblems or ReasoningGym
     environment: makes each response an episode; in a file the fields of Environment. A path is looked for beside the
@@ -109,8 +109,9 @@ class Benchmark:
 
     def instruction(self, silent: bool) -> str | None:
         """The instruction below a question. silent: whether nothing else in the prompt mentions a box"""
-        ask = _ASK.get(self.verifier) if self.ask is None else self.ask
-        return ask if ask and (silent or self.verifier != "math") else None
+        if self.ask is not None:
+            return self.ask or None
+        return _ASK.get(self.verifier) if silent or self.verifier != "math" else None
 
     def grader(self, timeout: float, workers: int) -> Verifier:
         """The verifier. Responses that it cannot grade are counted and do not end the evaluation."""
@@ -167,10 +168,12 @@ class Definitions:
             if suite in self.suites:
                 raise BenchmarkError(f"{file}: suite {suite!r} is defined already; give yours another name")
             self.suites[suite] = tuple(dict.fromkeys(names))
-        self._defaults |= defaults
+        defaults = {**self._defaults, **defaults}
+        if file == DEFINITIONS:
+            self._defaults = defaults
         for name, block in blocks.items():
             try:
-                self.benchmarks[name] = self._benchmark(name, {**self._defaults, **block}, file, suites)
+                self.benchmarks[name] = self._benchmark(name, {**defaults, **block}, file, suites)
             except (ValueError, TypeError) as error:
                 raise BenchmarkError(f"{file}, block [{name}]: {error}") from error
 

@@ -59,7 +59,7 @@ class EvaluatedModel:
 
     @property
     def name(self) -> str:
-        """runs/x/checkpoint-120 → x-120"""
+        """runs/x/checkpoint-120 → x-120; of a study runs/g/v/seed0/checkpoint-120 → v-seed0-120"""
         return f"{self.run}-{self.step}" if self.run else Path(self.path).name
 
     def describe(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
     state, log = json.loads(file.read_text(encoding="utf-8")), run / "metrics.id"
     loaded = replace(
         loaded,
-        run=run.name,
+        run=paths.run_name(run).replace("/", "-"),
         step=state["step"],
         mlflow_run_id=state.get("mlflow_run_id"),
         metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,

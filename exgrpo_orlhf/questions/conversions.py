@@ -147,4 +147,6 @@ def _with_choices(question: str, labels: Iterable[str], options: Iterable[str]) 
 def _text(value: Any) -> str:
     if type(value) is float and value.is_integer():  # a JSON number is as it is written
         value = int(value)
+    if isinstance(value, list | dict):
+        raise ValueError(f"the gold answer is {value!r:.80}; it must be one text or number: give each row one answer")
     return "" if value is None else str(value).strip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,6 +81,28 @@ def test_instructions_stand_below_the_question_unless_the_template_has_its_own(b
     for template, system in settings:
         builder = evaluated_model.RequestBuilder(model, Prompts(template=template, system=system), 0)
         assert builder.requests([questions])[0].prompt.count("boxed") == 1, (template, system)
+        own = replace(questions, benchmark=replace(benchmark, ask="Just guess."))
+        assert "\n\nJust guess." in builder.requests([own])[0].prompt, "that of the block stands there in any case"
+
+
+def test_the_defaults_of_a_file_are_of_its_own_benchmarks_alone(tmp_path):
+    files = []
+    for name, defaults in (("a", "[defaults]\nmax_tokens = 16\n"), ("b", "")):
+        (tmp_path / name).mkdir()
+        files.append(definition(tmp_path / name))
+        files[-1].write_text(defaults + files[-1].read_text().replace("[mine]", f"[{name}]"))
+    benchmarks = Definitions((DEFINITIONS, *files)).benchmarks
+    assert [benchmarks[name].max_tokens for name in ("a", "b", "math500")] == [16, 8192, 8192]
+
+
+def test_a_checkpoint_of_a_study_has_its_variant_and_seed_in_its_name(byte_model, tmp_path):
+    names = []
+    for run in ("rho/paper/seed0", "rho/on_policy/seed0", "mine"):
+        checkpoint = shutil.copytree(byte_model, tmp_path / run / "checkpoint-3")
+        (checkpoint / "trainer").mkdir()
+        (checkpoint / "trainer" / "state.json").write_text('{"step": 3, "identity": {}}')
+        names.append(evaluated_model.load(str(checkpoint))[0].name)
+    assert names == ["paper-seed0-3", "on_policy-seed0-3", "mine-3"]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +232,11 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
             "mine.jsonl: no column 'question', there are problem, answer",
         ),
         ('{"problem": "a?", "answer": ""}\n', {}, "row 0: the answer is empty"),
+        (
+            '{"problem": "a?", "answer": ["1", "2"]}\n',
+            {},
+            "mine.jsonl, row 0: not of the form expected (ValueError: the gold",
+        ),
         ('{"problem": "a?", "answer"', {}, "mine.jsonl, line 1: not JSON"),
         ('{"problem": null, "answer": "1"}\n', {}, "row 0: not of the form expected"),
         ('{"problem": "a \\ud800 b", "answer": "1"}\n', {}, "row 0: not of the form expected"),
@@ -219,15 +247,24 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
         ),
         ('{"problem": "7+7", "answer": "4"}\n', {"verifier": '"modular_chain"'}, "not a modular chain"),
         ('{"problem": "7", "answer": "4"}\n', {"verifier": '"function"', "function": '"no.py"'}, "no.py"),
+        (
+            None,
+            {"verifier": '"function"', "function": '"rewards.py:by_level"'},
+            "row 0 cannot be graded: rewards.py takes level, which is no column of the questions",
+        ),
         (None, {"by": '"knd"'}, "no column 'knd', there are problem, answer"),
         ("", {}, "holds no questions; was it written to the end?"),
     ],
 )
-def test_a_set_that_could_not_be_read_or_graded_is_refused(lines, more, message, byte_model, tmp_path, refused):
+def test_a_set_that_could_not_be_read_or_graded_is_refused(
+    lines, more, message, byte_model, tmp_path, refused, monkeypatch
+):
     block = definition(tmp_path, **more)
     if lines is not None:
         (tmp_path / "mine.jsonl").write_text(lines)
+    (tmp_path / "rewards.py").write_text("def by_level(prompts, completions, level): ...\n")
     words = ("--benchmarks", "mine", "--definitions", block, "--model", byte_model, "--max-tokens", 8)
+    monkeypatch.chdir(tmp_path)
     assert message in refused(*words)
 
 

@@ -70,7 +70,7 @@ def parameters_of(config: PretrainedConfig, lora: LoRA) -> tuple[int, int]:
         count: int = sum(weight.numel() for weight in model.parameters())
         if lora.rank is None:
             return count, count
-        insert(model, lora, str(config.name_or_path))
+        insert(model, lora, config.name_or_path or "")
     return count, sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
