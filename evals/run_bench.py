@@ -181,6 +181,8 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
     if arguments.engine != "openai":
         if arguments.tokenizer:
             raise ValueError("--tokenizer is for --engine openai: other engines load the model's own tokenizer")
+        if arguments.base_url:
+            raise ValueError("--base-url is for --engine openai: give that too, other engines load the model's weights")
         return *evaluated_model.load(arguments.model), {}
     if not arguments.base_url:
         raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
@@ -348,8 +350,8 @@ def _run_parser() -> argparse.ArgumentParser:
     prompts.add_argument(
         "--row-system",
         action=argparse.BooleanOptionalAction,
-        help="whether the system message that the questions of training brought along is sent (default: as in "
-        "training); without it the chat template's own stands, as in the official evaluation",
+        help="whether the system message that the questions of training brought along is sent (default: with the "
+        "template of training); without it the chat template's own stands, as in the official evaluation",
     )
     prompts.add_argument(
         "--chat-template-from", metavar="FOLDER-OR-HUB-ID", help="a tokenizer, as Prompts.chat_template_from"

@@ -66,7 +66,7 @@ class EvaluationPlan:
     def config(self) -> dict[str, dict[str, Any]]:
         """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS."""
         model = self.builder.model.describe()
-        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows")
+        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows", *results_folder.LATER)
         return {
             "model": model["path"],
             "common": {

@@ -17,6 +17,7 @@ from .samples import Line, Sample, SampleFile
 CONFIG, RESULTS, TIMES, SESSIONS = "config.json", "results.json", "times.jsonl", "sessions.json"
 SAMPLES = "samples.jsonl"  # in a folder of each benchmark
 GROWS = ("limit", "samples")  # settings that may be raised later: the responses that exist stay valid
+LATER = ("by", "url", "function_sha256")  # settings that folders of earlier versions do not record
 FORMAT = 1  # of results.json
 Results = dict[str, Any]  # results.json as read
 
@@ -47,7 +48,8 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         if earlier["common"]["model"] != config["common"]["model"]:
             differences.insert(0, f"the model: {earlier.get('model', 'unknown')} there, {config['model']} now")
     for name, settings in config["benchmarks"].items():
-        differences += _differences(f"{name}.", before.get(name, settings), settings)
+        recorded = {key: settings[key] for key in LATER} | before.get(name, settings)
+        differences += _differences(f"{name}.", recorded, settings)
     if differences:
         raise FolderError(
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"

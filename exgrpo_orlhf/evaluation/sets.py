@@ -20,6 +20,8 @@ from ..questions.hub import HubError, commit, load_table, table_rows
 from ..questions.question_files import column_names, read_rows
 from ..questions.reading import field_value, fingerprint, missing_in
 from ..records import Question
+from ..rewards.sandbox.function import named
+from ..rewards.server import shown
 from .benchmarks import Benchmark, BenchmarkError, SetFile
 
 _PREPARED = "prepared"  # verl's layout, as scripts/prepare_data.py writes it
@@ -58,8 +60,9 @@ class BenchmarkSet:
         ask: the instruction below each question; of_group: all benchmarks of the group
         in_mean: whether it counts in the macro and micro mean of all benchmarks
         """
-        names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens")
-        official, episodes = self.benchmark.rows, dict[str, Any]()
+        names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens", "by")
+        official, episodes, function = self.benchmark.rows, dict[str, Any](), self.benchmark.function
+        urls = (self.benchmark.url,) if isinstance(self.benchmark.url, str) else self.benchmark.url
         if environment := self.benchmark.environment:  # what its episodes depend on
             settings = {name: value for name, value in vars(environment).items() if name not in Environment.MAY_CHANGE}
             file = Path(environment.file())
@@ -68,6 +71,8 @@ class BenchmarkSet:
         return {
             **{name: getattr(self.benchmark, name) for name in names},
             **episodes,
+            "function_sha256": function and sha256(named(function)[0]),
+            "url": urls and [*map(shown, urls)],
             "ask": ask,
             "of_group": list(of_group),
             "in_mean": in_mean,

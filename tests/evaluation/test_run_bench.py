@@ -346,6 +346,41 @@ def test_a_set_or_an_instruction_that_has_changed_is_refused(byte_model, tmp_pat
     assert "answers another prompt than would be asked now" in bench(*words, status=2)
 
 
+def test_a_block_with_another_grader_or_other_groups_is_refused_and_a_folder_that_did_not_record_them_is_continued(
+    byte_model, tmp_path, bench, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    grader = tmp_path / "rewards.py"
+    grader.write_text("def reward_func(queries, prompts, labels): return 1.0\n")
+    block = {"verifier": '"function"', "function": '"rewards.py"'}
+    words = ("--definitions", definition(tmp_path, **block), "--benchmarks", "mine", *HERE, "--max-tokens", 8)
+    words = ("--model", byte_model, *words, "--limit", 4, "--out", tmp_path / "x")
+    bench(*words)
+    grader.write_text("def reward_func(queries, prompts, labels): return 0.5\n")
+    assert "mine.function_sha256: " in bench(*words, status=2)
+    definition(tmp_path, **block, by='"problem"')
+    assert "mine.by: None there, 'problem' now" in bench(*words, status=2)
+    config = tmp_path / "x" / "config.json"
+    content = json.loads(config.read_text())
+    for name in ("by", "url", "function_sha256"):
+        del content["benchmarks"]["mine"][name]
+    config.write_text(json.dumps(content))
+    bench(*words)
+    assert json.loads(config.read_text())["benchmarks"]["mine"]["by"] == "problem"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tokenizer", "here"), "--tokenizer is for --engine openai"),
+        (("--base-url", "http://localhost:1/v1"), "--base-url is for --engine openai"),
+    ],
+)
+def test_an_option_of_a_server_is_refused_without_one(words, message, tmp_path, chains):
+    assert message in chains(*words, status=2)
+    assert not (tmp_path / "config.json").exists()
+
+
 def test_two_processes_do_not_work_in_one_folder(tmp_path, chains):
     with claim(tmp_path, resume=True):
         assert f"another process is at work in {tmp_path}" in chains("--limit", 4, status=2)
