@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
@@ -25,8 +26,10 @@ from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
+from exgrpo_orlhf.redaction import without_password
 
 if TYPE_CHECKING:
+    from exgrpo_orlhf.settings import Tracking
     from exgrpo_orlhf.study.runs import StudyRun
 
 
@@ -53,6 +56,8 @@ def main() -> int:
         check_name(group, "--group")
         out = arguments.out or WORKPLACE / "runs" / group
         runs = plan(variants, arguments.seeds or (suite.seeds if suite else (0,)), out, config.load)
+        if not arguments.seeds:
+            _check_seed({file for variant in variants for file in variant.files})
         baseline = suite.baseline if suite and any(v.name == suite.baseline for v in variants) else None
         if arguments.dry_run:
             return _study(arguments, runs, group, out, baseline)
@@ -63,6 +68,19 @@ def main() -> int:
     except (CheckpointError, RunFolderError, ArithmeticError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _check_seed(files: set[str]) -> None:
+    """Raises ValueError for a file that binds train.seed, which the study's seeds would replace."""
+    from exgrpo_orlhf.config.gin_files import find
+
+    for path in (find(file, None) for file in sorted(files)):
+        if path.name in ("base.gin", "config.gin"):  # the default, and that of a run
+            continue
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if re.match(r"\s*train\.seed\s*=", line):
+                what = "binds train.seed, which the study's seeds replace: give --seeds, or take it out"
+                raise ValueError(f"{path}, line {number} {what}")
 
 
 def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out: Path, baseline: str | None) -> int:
@@ -117,9 +135,15 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
         print("\nthe same command with --retry runs them again", file=sys.stderr)
     print(table(runs, {run.name for run in finished}, runner.progress))
     metric = next((m.score_name for m in runner.progress.values() if m.score_name), "eval/greedy_accuracy")
-    compare = ["python", "scripts/compare.py", "--experiment", runs[0].experiment.tracking.experiment, "--group", group]
-    print(shlex.join([*compare, *(["--baseline", baseline] if baseline else []), "--metric", metric]))
+    print(_comparison(tracking, group, baseline, metric))
     return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))
+
+
+def _comparison(tracking: Tracking, group: str, baseline: str | None, metric: str) -> str:
+    """The command that compares the variants."""
+    command = ["python", "scripts/compare.py", "--experiment", tracking.experiment, "--group", group]
+    command += ["--uri", without_password(tracking.uri)] if tracking.uri else []
+    return shlex.join([*command, *(["--baseline", baseline] if baseline else []), "--metric", metric])
 
 
 def _jobs(runs: list[StudyRun]) -> int:

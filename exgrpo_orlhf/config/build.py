@@ -125,6 +125,8 @@ def _load(
         made_at |= _bind(override, f"--set {override!r}", used_macros, allow_include=False)
     _check_macros(made_at, used_macros)
     if seed is not None:
+        if (where := made_at.get("train.seed", "")).startswith("--set"):
+            raise ConfigError(f"{where}: --seed, or a study's --seeds, replaces it by {seed}; give the seed there")
         gin.bind_parameter("train.seed", seed)
         made_at["train.seed"] = "--seed"
     prefixes = (*map(name_of, named), "--set")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shlex
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from run_builders import ROOT
 from study_builders import ablate
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.study.runs import plan
 from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
 
@@ -19,6 +21,7 @@ from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
     [
         ("--gin base.gin bse.gin", "variant bse: there is no gin file 'bse.gin'; did you mean base.gin"),
         ("--gin base.gin --set ReplayMixer.rho=2.0", "ReplayMixer.rho must lie in [0, 1], got 2.0"),
+        ("--gin base.gin --set 'train.seed = 5'", "variant base: --set 'train.seed = 5': --seed, or a study's --seeds"),
         ("--gin base.gin --grid ReplayMixer.rho", "--grid 'ReplayMixer.rho' is not a binding with values"),
         ("--gin base.gin --grid ReplayMixer.rho=0.1,,2", "is not a binding with values"),
         ("--gin base.gin gin/base.gin", "two variants have the name base"),
@@ -50,6 +53,11 @@ def test_what_cannot_be_run_is_said_before_anything_starts(arguments, message, t
         ("Suite.variants = {'a': ()}\nSuite.baseline = 'b'", "Suite.baseline must be one of 'a', or None; got 'b'"),
         ("Suite.variants = {'a': ()}\nSuite.seeds = (1, 1)", "Suite.seeds must be whole numbers, each once"),
         ("Suite.variants = {'a': ()}\nSuite.seds = (1,)", "there is no setting Suite.seds; nearest: Suite.seeds"),
+        (
+            "Suite.variants = {'a': ()}\ntrain.seed = 5",
+            "mine.gin, line 4 binds train.seed, which the study's seeds replace",
+        ),
+        ("Suite.variants = {'a': ('train.seed = 5',)}", "variant a: --set 'train.seed = 5': --seed, or a study's"),
         ("Suite.variants = {'a': ('bse.gin',)}", "variant a: there is no gin file 'bse.gin'"),
         ("Suite.variants = {'a': ('train.stes = 5',)}", "variant a: --set 'train.stes = 5': there is no setting"),
         ("Suite.variants = {'a': (), 'b': ('base.gin',)}", "the variants a and b are the same configuration"),
@@ -62,6 +70,13 @@ def test_a_wrong_suite_is_refused_and_the_binding_named(binding, message, tmp_pa
     output = capsys.readouterr().err
     assert message in output
     assert "variant" in output or "mine.gin, line" in output
+
+
+def test_the_command_that_compares_a_study_asks_the_store_that_the_study_binds():
+    comparison = runpy.run_path(str(ROOT / "scripts" / "ablate.py"))["_comparison"]
+    command = comparison(Tracking(uri="http://me:secret@host:5000"), "g", None, "m")
+    assert command == "python scripts/compare.py --experiment exgrpo --group g --uri http://host:5000 --metric m"
+    assert "--uri" not in comparison(Tracking(), "g", "a", "m")
 
 
 def test_a_grid_is_the_product_of_its_values_over_every_variant():
