@@ -17,10 +17,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import write
+
+if TYPE_CHECKING:
+    from exgrpo_orlhf.experiment import Experiment
+    from exgrpo_orlhf.records import Trajectory
 
 
 def main() -> int:
@@ -55,7 +61,8 @@ def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
     experiment = config.load([run / "config.gin"])
     if arguments.what == "kept":
         return measures.kept(run, experiment.dynamic_sampling, experiment.optimizer.steps_per_batch)
-    found = measures.responses(run, experiment.questions.load())
+    stores_all, is_success = experiment.mixer.store_rule.stores == "all", _success(experiment)
+    found = measures.responses(run, experiment.questions.load(), is_success if stores_all else lambda _: True)
     if arguments.what == "code":
         return measures.code(found)
     if arguments.what == "entropy":
@@ -74,6 +81,17 @@ def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
     finally:
         sampler.close()
     return measures.verdicts(run, found, prompt, arguments.model, tuple(arguments.words), experiment.mixer.buckets)
+
+
+def _success(experiment: Experiment) -> Callable[[Trajectory], bool]:
+    """Whether a stored trajectory is a success, by its reward, or by that one of several that decides."""
+    from exgrpo_orlhf.rounding import less_rounding
+
+    verifier, environment = experiment.verifier, experiment.environment
+    name = verifier.success_by or next(iter(verifier.parts), "")
+    plays = environment.path is not None and environment.reward == "environment"
+    least = less_rounding((environment if plays else verifier).success_at)
+    return lambda trajectory: less_rounding(dict(trajectory.parts).get(name, trajectory.reward)) >= least
 
 
 def _cell(value: object) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from .. import checkpoints
 from ..json_lines import JsonLines
 from ..questions.text import with_roles
-from ..records import Question
+from ..records import Question, Trajectory
 from ..replay import DifficultyBuckets
 from ..replay.difficulty import LEVELS
 from ..replay.dynamic_sampling import DynamicSampling
@@ -67,10 +67,12 @@ class Response:
         return CODE in self.text
 
 
-def responses(run: Path, questions: Iterable[Question]) -> list[Response]:
+def responses(
+    run: Path, questions: Iterable[Question], is_correct: Callable[[Trajectory], bool] = lambda _: True
+) -> list[Response]:
     """Those of rollouts.jsonl, and those stored in the newest checkpoint where there is one.
 
-    questions: the run's, for the prompts of stored ones
+    questions: the run's, for the prompts of stored ones; is_correct: of a stored one, where failures are stored too
     Raises ValueError for a folder without logs, and SnapshotError for a damaged buffer.
     """
     logs = DecisionLog(run)
@@ -101,10 +103,13 @@ def responses(run: Path, questions: Iterable[Question]) -> list[Response]:
         if logged["kind"] == "fresh" and (row["step"], group["id"]) in accuracies
     ]
     saved = checkpoints.find(run)
-    return fresh + (_stored(max(saved.items())[1], {question.id: question for question in questions}) if saved else [])
+    by_id = {question.id: question for question in questions}
+    return fresh + (_stored(max(saved.items())[1], by_id, is_correct) if saved else [])
 
 
-def _stored(checkpoint: Path, questions: Mapping[str, Question]) -> list[Response]:
+def _stored(
+    checkpoint: Path, questions: Mapping[str, Question], is_correct: Callable[[Trajectory], bool]
+) -> list[Response]:
     decode, found = decoder(checkpoint), []
     for question_id, record in buffer_of(checkpoint).records.items():
         question = questions.get(question_id)
@@ -119,7 +124,7 @@ def _stored(checkpoint: Path, questions: Mapping[str, Question]) -> list[Respons
                     text=decode(trajectory.token_ids),
                     accuracy=record.accuracy,
                     entropy=-float(trajectory.behaviour_logprobs.mean(dtype=np.float64)),
-                    correct=True,
+                    correct=is_correct(trajectory),
                     sound=trajectory.sound,
                     whole=True,
                 )
@@ -251,7 +256,7 @@ def verdicts(
     words: (valid, invalid): the last of them in the judge's answer, as a whole word, is its verdict
     """
     digest = _digest(model, prompt)
-    either = re.compile(rf"\b({'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
+    either = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, words))})(?!\w)", re.IGNORECASE)
     said = {
         row["key"]: either.findall(row["said"]) for row in JsonLines(run / JUDGED).read() if row["prompt"] == digest
     }

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from statistics import mean
 
@@ -13,7 +14,7 @@ import pytest
 from http_server import http_server
 from run_builders import MIXED_PHASE, rows, run_here
 
-from exgrpo_orlhf import config
+from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.explore import measures
 from exgrpo_orlhf.replay import DifficultyBuckets
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
@@ -79,6 +80,29 @@ def test_entropy_is_that_of_the_logged_correct_responses_by_the_level_of_their_g
     assert all(one.prompt and one.answer and one.entropy >= 0 for one in stored)
     lucky = [row for row in measures.entropy(stored, buckets) if row["reasoning"] == "lucky"]
     assert sum(row["responses"] for row in lucky) == sum(one.sound is False for one in stored)
+
+
+def test_stored_failures_are_not_among_the_correct_responses(warm_model, tmp_path, run_script):
+    stores_all = ("ReplayMixer.stores = 'all'", "ReplayBuffer.per_question = 8", "train.steps = 2")
+    run_here(warm_model, [*MIXED_PHASE, *stores_all], tmp_path, resume=False)
+    table = [row for row in measured(run_script, "entropy", tmp_path) if row["kind"] == "stored"]
+    records = measures.buffer_of(max(checkpoints.find(tmp_path).items())[1]).records.values()
+    rewards = [trajectory.reward for record in records for trajectory, *_ in record.stored]
+    assert {*rewards} == {0.0, 1.0}
+    assert sum(int(row["responses"]) for row in table if row["reasoning"] == "all") == sum(rewards)
+
+
+@pytest.mark.parametrize("words", [("valid", "invalid"), ("[[A]]", "[[B]]")])
+def test_the_last_of_the_judges_words_is_its_verdict(words, tmp_path):
+    response = measures.Response("fresh", "1/a/0", 1, "p", "a", "t", Fraction(1, 2), 0.5, True, None, True)
+    row = {
+        "key": response.key,
+        "prompt": measures._digest("m", PROMPT),
+        "said": f"Not {words[1]}x, {words[1]}: {words[0]}.",
+    }
+    (tmp_path / measures.JUDGED).write_text(json.dumps(row) + "\n")
+    [counts] = measures.verdicts(tmp_path, [response], PROMPT, "m", words, DifficultyBuckets())
+    assert (counts["valid"], counts["invalid"], counts["unclear"]) == (1, 0, 0)
 
 
 def test_blocks_of_code_are_counted_where_they_are(run, run_script, monkeypatch):
