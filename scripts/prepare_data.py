@@ -24,6 +24,7 @@ Exit status: 0; 1 if a set could not be prepared or checked; 2 for wrong argumen
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import logging
 import subprocess
@@ -130,7 +131,9 @@ def _measure(arguments: argparse.Namespace) -> int:
             )
         convert |= dict(zip(("question", "answer"), names, strict=True))
     model = "-".join(Path(arguments.measure).parts[-2:])  # of checkpoints the run's name too
-    results = WORKPLACE / "results" / f"{RATE}-{file.stem}-{sha256(file)[:8]}-{model}"
+    whole = Path(arguments.measure).absolute() if Path(arguments.measure).exists() else arguments.measure
+    digest = hashlib.blake2b(f"{whole} {convert}".encode(), digest_size=4).hexdigest()
+    results = WORKPLACE / "results" / f"{RATE}-{file.stem}-{sha256(file)[:8]}-{arguments.kind}-{model}-{digest}"
     block = {"title": RATE, "verifier": arguments.kind, "ask": "", "samples": arguments.samples, "temperature": 1.0}
     lines = [f"{name} = {json.dumps(value)}" for name, value in block.items()]
     one = ", ".join(f"{name} = {json.dumps(value)}" for name, value in {"name": file.name, **convert}.items())

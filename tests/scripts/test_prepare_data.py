@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -337,13 +338,14 @@ def test_rows_are_kept_by_the_share_of_right_responses_and_the_same_command_goes
     asked = ModularChains(count=16, operands=(2, 3), seed=5).load()
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"q": q.prompt, "gold": q.answer}) + "\n" for q in asked))
     digest = sha256(tmp_path / "mine.jsonl")[:8]
-    results = WORKPLACE / "results" / f"pass_rate-mine-{digest}-{warm_model.parent.name}-{warm_model.name}"
+    name = f"pass_rate-mine-{digest}-modular_chain-{warm_model.parent.name}-{warm_model.name}-*"
     words = ("--measure", warm_model, "--questions", f"{tmp_path}/mine.jsonl:q:gold", "--kind", "modular_chain")
     more = ("--samples", "6", "--", "--engine", "transformers", "--max-tokens", "24")
     try:
         done = script(*words, "--keep", "0:1", "--write-kept", tmp_path / "all.jsonl", *more)
         assert done.returncode == 0, done.stderr
         rates = {row["q"]: row["pass_rate"] for row in rows_of(tmp_path / "all.jsonl")}
+        [results] = (WORKPLACE / "results").glob(name)
         before = (results / "pass_rate" / "samples.jsonl").read_bytes()
         samples = [json.loads(line) for line in before.splitlines()]
         for question in asked:
@@ -357,7 +359,27 @@ def test_rows_are_kept_by_the_share_of_right_responses_and_the_same_command_goes
         assert [row["q"] for row in rows_of(tmp_path / "kept.jsonl")] == chosen
         assert (results / "pass_rate" / "samples.jsonl").read_bytes() == before, "nothing is sampled again"
     finally:
-        shutil.rmtree(results, ignore_errors=True)
+        for folder in (WORKPLACE / "results").glob(name):
+            shutil.rmtree(folder)
+
+
+def test_each_kind_and_model_is_measured_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "mine.jsonl").write_text('{"q": "two?", "gold": "2"}\n')
+    main = runpy.run_path(str(ROOT / "scripts" / "prepare_data.py"))["main"]
+    monkeypatch.setitem(main.__globals__, "WORKPLACE", tmp_path)
+    folders = []
+
+    def run(command):
+        folders.append(command[command.index("--out") + 1])
+        return subprocess.CompletedProcess(command, 3)  # so that nothing is read
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for model, kind in (("a/x/m", "math"), ("b/x/m", "math"), ("a/x/m", "exact"), ("a/x/m", "math")):
+        words = ("--measure", model, "--questions", f"{tmp_path}/mine.jsonl:q:gold", "--kind", kind, "--keep", "0:1")
+        monkeypatch.setattr(sys, "argv", ["prepare_data.py", *words, "--write-kept", f"{tmp_path}/kept.jsonl"])
+        assert main() == 3
+    assert len({*folders[:3]}) == 3
+    assert folders[3] == folders[0], "the same command goes on"
 
 
 @pytest.mark.parametrize(
