@@ -37,7 +37,7 @@ def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict
 
     lines = [line("", paper.titles)]
     lines.append(line("questions · samples", {c: f"{sizes[c]:,} · {n}" for c, n in paper.samples.items()}))
-    lines.append(line("± of one run", {c: f"{width:.1f}" for c, width in widths.items()}))
+    lines += [line("± of one run", {c: f"{width:.1f}" for c, width in widths.items()})] if base else []
     footnotes: dict[str, None] = {}
     for variant, row in rows.items():
         near = {c for c in row.keys() & widths if variant != suite.baseline and abs(row[c] - base[c]) <= widths[c]}
@@ -54,13 +54,16 @@ def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict
             lines.append(line("  mean of the seeds", {c: percent(estimate.value) for c, estimate in means.items()}))
             bounds = {c: estimate.bounds for c, estimate in means.items()}
         lines += [line("    95 %", {c: bounds_text(ends) for c, ends in bounds.items()})] if by_seed else []
-    text = [
-        *aligned(lines, left=1),
-        f"\nIn %. The paper: {paper.source}, one run a row. {NONE}: none. *: not as in the paper.",
+    notes = [
         f"±: half of the 95 % interval (Wilson's) of one run with the accuracies of the paper's {suite.baseline}. By "
         "question, variance p (1 − p): exact for one sample, the worst case for avg@32 (no figures by question exist).",
         f"~: within ± of {suite.baseline}: one run may not show it. Two runs have a difference with that interval if "
         "their results on a question correlate by 0.5; training seeds add to it.",
+    ]
+    text = [
+        *aligned(lines, left=1),
+        f"\nIn %. The paper: {paper.source}, one run a row. {NONE}: none. *: not as in the paper.",
+        *(notes if base else ["The suite binds no Suite.baseline that is in the paper: no ± of one run, no ~."]),
         *footnotes,
     ]
     return "\n".join(text).replace("\\*", "*")

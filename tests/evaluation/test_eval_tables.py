@@ -137,6 +137,16 @@ def test_an_accuracy_of_0_still_has_an_interval():
     assert float(widths[0]) > 196 * (0.004 * 0.996 / 30) ** 0.5, "AIME24: 0.4 % of 30, less than one question"
 
 
+@pytest.mark.parametrize("baseline", [None, "mine"])
+def test_without_a_baseline_of_the_paper_the_table_has_no_half_width_and_says_so(baseline):
+    text = suite_table(
+        PAPER, "table6", Suite({"ExGRPO": (), "mine": ()}, baseline), BACKBONE, {"ExGRPO": {}, "mine": {}}
+    )
+    assert "The suite binds no Suite.baseline that is in the paper" in text
+    assert "± of one run, no ~" in text.split("\n")[-1]
+    assert "None" not in text
+
+
 def test_runs_of_a_suite_stand_below_the_papers_rows_and_several_seeds_become_a_mean(tmp_path):
     few = {"aime24": (12, 12, 12, 32), "math500": (12, 12, 12, 2)}
     suite = Suite({"ExGRPO": (), "wo_both": (), "mine": ()}, baseline="ExGRPO")
