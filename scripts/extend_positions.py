@@ -67,6 +67,8 @@ def extend(model: str, out: Path, positions: int, rope_theta: float) -> dict[str
         for file in folder.iterdir():
             if file.is_file():
                 shutil.copyfile(file, unfinished / file.name)  # through the links of the hub's cache
+        if not any(unfinished.glob("*.safetensors")) and not any(unfinished.glob("pytorch_model*.bin")):
+            raise ValueError(f"{model} has no weights that are copied (*.safetensors, or *.bin in a folder)")
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         settings = unfinished / "tokenizer_config.json"
         if settings.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -34,3 +35,7 @@ def test_what_cannot_be_extended_is_refused_and_leaves_nothing(raw_model, tmp_pa
     fewer = run_script("extend_positions.py", raw_model, "--out", tmp_path / "out", "--positions", 8)
     assert (fewer.returncode, "positions already" in fewer.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
+    bare = shutil.copytree(raw_model, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = run_script("extend_positions.py", bare, "--out", tmp_path / "out")
+    assert (weights.returncode, "has no weights" in weights.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == [bare]
