@@ -147,6 +147,9 @@ def test_what_a_run_records_of_its_prompts(prompt_of, caplog):
     own = recorded(with_rows, [], template=text)
     assert own == {"template": text, "row_systems": [ROWS]}
     assert prompt_of({"system": None, **own}) == (f"{ROWS} Asked: 2+2? Answer:", [])
+    other = {"template": "chat", "system": None, "row_systems": [ROWS]}
+    for words, prompt in (((), " Asked: 2+2? Answer:"), (("--row-system",), f"{ROWS} Asked: 2+2? Answer:")):
+        assert prompt_of(other, "--template", text, *words)[0] == prompt, "with another template it is asked for"
     plain = recorded(with_rows, [], template="plain")
     assert prompt_of({"template": "plain", "system": None, **plain}) == ("2+2?", []), "it has no place for it"
 
