@@ -63,8 +63,7 @@ class Verifier:
     memory: MiB for each answer, beyond what the grader itself takes
     workers: grading processes, 0: as many as cores, and one for a function, which may keep something between its calls;
         with kind 'http', requests at a time, 0: 16
-    max_failed_share: of a batch's answers that may end in a timeout or an error before training stops, and of the gold
-        answers that cannot be graded against before it begins
+    max_failed_share: of a batch's answers, and before a run of its gold answers, that may fail to be graded
     """
 
     MAY_CHANGE = ("workers", "max_failed_share")
@@ -228,9 +227,7 @@ class Verifier:
         if self.kind in TEXTS:
             futures = self.graders().submit([self.as_answer(question, Written("")) for question in distinct.values()])
             graded = zip(distinct.values(), [future.result() for future in futures], strict=True)
-            if failed := [
-                f"{self._place(question)}{grade.reason}" for question, grade in graded if grade.verdict == "error"
-            ]:
+            if failed := [f"{self._place(asked)}{grade.reason}" for asked, grade in graded if grade.verdict == "error"]:
                 message = f"{len(failed)} of {len(distinct)} gold answers cannot be graded against: {failed[0]}"
                 require(len(failed) <= self.max_failed_share * len(distinct), message)
                 logging.getLogger(__name__).warning(message)
