@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.message import Message
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 import torch
 from eval_builders import all_responses, greedy_by_transformers, needs_vllm, published_model, request, texts
 from http_server import Reply, http_server
-from run_builders import free_port, wait_until
+from run_builders import byte_tokenizer, free_port, wait_until
 
 from exgrpo_orlhf.evaluation.responses import respond
 from exgrpo_orlhf.rewards.answer import warn_once
@@ -163,6 +163,22 @@ def test_a_server_that_knows_more_filters_is_told_that_there_are_none(owner):
         none = {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
         assert all(body.items() >= none.items() for *_, body in server.requests)
         assert engine.describe()["filters"] == none
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "somebody"])
+def test_a_server_that_can_end_a_response_with_the_templates_turn_is_told_to_and_another_is_warned_of(owner, caplog):
+    warn_once.cache_clear()
+    asked = [replace(one, end=(7, 9)) for one in requests(3)]
+    with serving(lambda _, body, __: completion(body)) as server:
+        server.models = (200, {}, {"data": [{"id": "tiny", "owned_by": owner}]})
+        for api in ("completions", "chat"):  # in 'chat' the server has a template of its own
+            with client(server.url, api) as engine:
+                engine.check_server()
+                all_responses(engine, asked)
+    sent = {(path, tuple(body.get("stop_token_ids", ()))) for _, path, body in server.requests}
+    ends = () if owner == "somebody" else (7, 9)
+    assert sent == {("/v1/completions", ends), ("/v1/chat/completions", ())}
+    assert len([message for message in caplog.messages if "closes a turn" in message]) == (owner == "somebody")
 
 
 def test_finished_responses_come_out_while_the_rest_is_generated():
@@ -332,6 +348,11 @@ def test_vllms_own_server_answers_as_transformers_does(tmp_path):
             greedy = [request(i, temperature=0.0) for i in range(10)]
             answers, expected = all_responses(engine, greedy), greedy_by_transformers(folder, greedy)
             assert sum(answers[one.key].text == text for one, text in zip(greedy, expected, strict=True)) >= 9
+            i, text = max(enumerate(expected), key=lambda pair: len(pair[1]))
+            letter = text[len(text) // 2]
+            (end,) = byte_tokenizer()(letter)["input_ids"]
+            (ended,) = all_responses(engine, [replace(greedy[i], end=(end,))]).values()
+            assert (ended.text, ended.finish) == (text.partition(letter)[0], "stop")
             sampled = [request(i) for i in range(20)]
             first = all_responses(engine, sampled)
             assert texts(all_responses(engine, sampled[::-1])) == texts(first)
