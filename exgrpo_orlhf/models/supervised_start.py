@@ -139,7 +139,7 @@ class SupervisedModel:
         An interrupted training begins again; the folder has its name only when all of it is saved. Two processes at
         once make it once: the second one waits.
 
-        Raises FileNotFoundError, ValueError and ArithmeticError, each with the fix.
+        Raises FileNotFoundError, ValueError, ArithmeticError and EngineLost, each with the fix.
         """
         base = self.model.prepare()
         examples = self.examples.examples()
@@ -191,7 +191,7 @@ class SupervisedModel:
 
     def _make(self, folder: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
         """Train, then fill `folder`."""
-        from ..engines.local.placement import check_model, device_of, load
+        from ..engines.local.placement import check_model, device_of, load, within_memory
         from .supervised_training import SupervisedTraining
 
         threads, device = torch.get_num_threads(), device_of(self.machine.device)
@@ -201,7 +201,7 @@ class SupervisedModel:
             check_model(model, base, self.prompts.max_tokens + self.sampling.max_response_tokens)
             training = SupervisedTraining(model, rows, self)
             _print(f"{len(rows)} examples, {training.steps} steps of {self.batch_size} on {training.forward.device}")
-            with tempfile.TemporaryDirectory() as work:
+            with within_memory(), tempfile.TemporaryDirectory() as work:
                 curve = MetricsLog(Path(work) / CURVE)
                 for step, metrics in training.run():
                     curve.append(step, metrics)

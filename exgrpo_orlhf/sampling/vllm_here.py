@@ -85,9 +85,15 @@ class VllmSampler(QueuedSampler):
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """With the newest weights."""
+        """With the newest weights. Raises EngineLost if the trainer has left too little memory."""
         if self._asleep:
-            self._llm.wake_up()
+            try:
+                self._llm.wake_up()
+            except RuntimeError as error:  # of vLLM's allocator, or torch.OutOfMemoryError
+                raise EngineLost(
+                    f"vLLM cannot take its memory back ({' '.join(str(error).split())[:200]}): lower "
+                    "LocalEngine.sampler_memory or LocalEngine.micro_batch_tokens"
+                ) from error
         if self.outdated or self._asleep:
             self._load()
         self.outdated = self._asleep = False

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from test_supervised import supervised
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,8 +15,10 @@ from exgrpo_orlhf.cache import CacheError
 from exgrpo_orlhf.doctor import tiny
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 from exgrpo_orlhf.models.supervised_start import SupervisedFile, SupervisedModel
+from exgrpo_orlhf.models.supervised_training import SupervisedTraining
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.sampling import EngineLost
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
 
@@ -84,6 +87,15 @@ def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(raw_mod
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match=r"could not be written .* name another cache by EXGRPO_CACHE"):
         supervised(raw_model, tmp_path / "file" / "cache").prepare()
+
+
+def test_too_little_memory_is_said_with_the_settings_that_need_less(raw_model, tmp_path, monkeypatch):
+    def gradient(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(SupervisedTraining, "gradient", gradient)
+    with pytest.raises(EngineLost, match=r"CUDA out of memory.*lower LocalEngine\.micro_batch_tokens"):
+        supervised(raw_model, tmp_path).prepare()
 
 
 def test_a_learning_rate_that_blows_up_is_said(raw_model, tmp_path):

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import checkpoints
 from exgrpo_orlhf.sampling import EngineLost
+from exgrpo_orlhf.sampling.vllm_here import VllmSampler
 
 BY_VLLM = "LocalEngine.sampler = 'vllm'"
 
@@ -113,6 +115,16 @@ def test_a_killed_run_resumes_and_ends_as_an_undisturbed_one(warm_model, tmp_pat
     assert_same_ending(killed, straight)
     assert all(row["rollout/logprob_gap"] < 1e-4 for row in rows(straight)[1:])
     assert {"eval/greedy_accuracy"} <= rows(straight)[-1].keys()
+
+
+def test_memory_that_vllm_cannot_take_back_is_said_with_the_settings_that_need_less():
+    def wake_up():
+        raise RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:62")
+
+    sampler = VllmSampler.__new__(VllmSampler)
+    sampler._asleep, sampler._llm = True, SimpleNamespace(wake_up=wake_up)
+    with pytest.raises(EngineLost, match=r"out of memory.*LocalEngine\.sampler_memory"), sampler.awake():
+        pass
 
 
 def test_without_vllm_the_message_says_how_to_get_it_and_what_to_bind_instead(warm_model, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...objective.products import use_onednn
+from ...sampling import EngineLost
 from ...weights import WeightsError
 from ..model import too_few_positions
 
@@ -28,7 +29,22 @@ def device_of(name: str, setting: str = "LocalEngine.device") -> torch.device:
         raise ValueError(f"{setting} = {name!r}: {str(error).partition(chr(10))[0]}; use 'auto' or 'cpu'") from error
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise ValueError(f"{setting} = {name!r}, but torch sees {gpus or 'no'} GPU here; use 'auto' or 'cpu'")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{setting} = {name!r} is neither a CPU nor a GPU of CUDA; use 'auto', 'cpu' or 'cuda'")
     return device
+
+
+@contextmanager
+def within_memory() -> Iterator[None]:
+    """Raises EngineLost, with the settings that need less, if the GPU's memory is too small for the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EngineLost(
+            f"the GPU's memory is too small ({' '.join(str(error).split())[:200]}): lower "
+            "LocalEngine.micro_batch_tokens, bind LocalEngine.gradient_checkpointing = True, or lower "
+            "LocalEngine.sampler_memory if vLLM samples"
+        ) from error
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:

@@ -26,7 +26,7 @@ from ..engine import Engine, UpdateStats
 from ..lora import FOLDER, Adapter
 from ..rows import ForwardRow
 from .forward import PolicyForward
-from .placement import check_model, device_of, dtype_of, end_and_pad, load
+from .placement import check_model, device_of, dtype_of, end_and_pad, load, within_memory
 from .update import PolicyUpdate, Reference
 
 _FULL = LoRA()  # training of all weights
@@ -137,9 +137,11 @@ class TorchEngine(Engine):
 
     # -- score and update ---------------------------------------------------------------------------------------------
 
+    @within_memory()
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
         return self.forward.measure(rows, self.settings.micro_batch_tokens)
 
+    @within_memory()
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
         """One or more optimiser steps on a batch (see PolicyUpdate). With the sampler's log-probs it also measures how
         far they are from the trainer's, nats a token (`rollout/logprob_gap`)."""
@@ -148,7 +150,7 @@ class TorchEngine(Engine):
         gaps = [
             np.abs(measured - row.response.sampler_logprobs)
             for row, measured in zip(batch.flat_rows(), stats.behaviour_logprobs, strict=True)
-            if isinstance(row.response, Rollout) and row.response.sampler_logprobs is not None
+            if row.in_loss and isinstance(row.response, Rollout) and row.response.sampler_logprobs is not None
         ]
         if not gaps:
             return stats

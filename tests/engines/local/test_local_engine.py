@@ -251,6 +251,12 @@ def test_a_generation_config_that_could_not_be_saved_is_refused_before_training(
         make_engine(tmp_path)
 
 
+@pytest.mark.parametrize("device", ["mps", "xpu", "meta"])
+def test_a_device_that_this_engine_has_not_is_named(warm_model, device):
+    with pytest.raises(ValueError, match=rf"LocalEngine\.device = '{device}' is neither a CPU nor a GPU of CUDA"):
+        make_engine(warm_model, settings=LocalEngine(device=device))
+
+
 def test_a_gpu_that_is_not_there_is_named(warm_model):
     if torch.cuda.is_available():
         pytest.skip("there is one")

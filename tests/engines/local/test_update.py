@@ -32,6 +32,7 @@ from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.placement import Recomputing
 from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
 from exgrpo_orlhf.records import MixedBatch
+from exgrpo_orlhf.sampling import EngineLost
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
@@ -289,6 +290,29 @@ def test_kl_to_the_initial_policy_holds_the_weights_back(warm_model):
     assert (weights(held) - start).norm() < 0.9 * (weights(free) - start).norm()
     with pytest.raises(ValueError, match="kl_coef"):
         make_engine(warm_model).update(batch, loss)
+
+
+def test_too_little_memory_is_said_with_the_settings_that_need_less(warm_model, monkeypatch):
+    def forward(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    engine = make_engine(warm_model)
+    batch = mixed_batch(engine)
+    monkeypatch.setattr(type(engine.forward), "__call__", forward)
+    for compute in (lambda: engine.measure(engine.forward_rows(batch)), lambda: engine.update(batch, LOSS)):
+        with pytest.raises(EngineLost, match=r"2\.00 GiB.*LocalEngine\.micro_batch_tokens.*\.gradient_checkpointing"):
+            compute()
+
+
+def test_the_gap_to_the_samplers_log_probs_is_of_rows_in_the_loss(warm_model):
+    """An episode that never began has a token that nobody sampled."""
+    engine = make_engine(warm_model)
+    batch = mixed_batch(engine)
+    row = batch.rows[0][0]
+    never = replace(row.response, sampler_logprobs=np.zeros(row.length, np.float32))
+    for in_loss in (False, True):
+        batch.rows[0][0] = replace(row, response=never, in_loss=in_loss)
+        assert ("rollout/logprob_gap" in engine.update(batch, LOSS).metrics) == in_loss
 
 
 def test_a_gradient_above_the_limit_is_clipped(warm_model):
