@@ -131,8 +131,9 @@ class WarmedUpModel(ABC):
         model = self._fresh_network()
         rng = np.random.default_rng(self.seed)
         optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+        rise = 0.1 if self.steps != 10 else 0.11  # OneCycleLR divides by rise · steps − 1
         schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimiser, self.learning_rate, self.steps, pct_start=0.1, cycle_momentum=False
+            optimiser, self.learning_rate, self.steps, pct_start=rise, cycle_momentum=False
         )
 
         def gradient(step: int) -> float:
@@ -207,7 +208,11 @@ class ChainModel(WarmedUpModel):
         super().__post_init__()
         require(self.preset in PRESETS, f"ChainModel.preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
         most = self.positions // (8 * self.together)  # an operand takes 8 tokens of prompt and response
-        require(max(self.operands) <= most, f"ChainModel.operands must be at most {most}, got {self.operands!r}")
+        require(
+            max(self.operands) <= most,
+            f"ChainModel.operands must be at most {most} where ChainModel.together is {self.together}, got "
+            f"{self.operands!r}",
+        )
 
     @property
     def beliefs(self) -> Beliefs:

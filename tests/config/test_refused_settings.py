@@ -222,8 +222,8 @@ REFUSED = {
         (dict(operands=(1,)), r"operands .* at least 2.* got \(1,\)$"),
         (dict(preset="strong"), "preset must be one of normal, weak, slips, got 'strong'$"),
         (dict(strength=1.5), r"strength must lie in \[0, 1\], or None; got 1\.5$"),
-        (dict(operands=(33,)), r"operands .* at most 32, got \(33,\)$"),
-        (dict(operands=(11,), together=3), r"operands .* at most 10, got \(11,\)$"),
+        (dict(operands=(33,)), r"operands .* at most 32 .*, got \(33,\)$"),
+        (dict(operands=(11,), together=3), r"operands .* at most 10 where ChainModel\.together is 3, got \(11,\)$"),
         (dict(together=0), "together must be at least 1, got 0$"),
     ],
     GymModel: [

@@ -162,6 +162,11 @@ def test_preparing_leaves_the_global_generator_alone(tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("steps", [1, 9, 10, 11, 20])
+def test_a_warm_up_may_have_any_number_of_steps(steps):
+    replace(TINY, steps=steps)._warmed_up()
+
+
 def test_a_short_warm_up_teaches_the_format():
     model = replace(TINY, steps=80, batch_size=16, operands=(3,), learning_rate=5e-3)._warmed_up()
     ids = torch.tensor([ChainModel.tokenizer().encode("7+5*3=7+5=2;2*3=6;#6")])
