@@ -121,6 +121,12 @@ class Experiment:
             "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be "
             f"'accuracy' and DifficultyBuckets.quantiles None; got {sampler.partition!r} and {quantiles!r}",
         )
+        steps, questions = self.optimizer.steps_per_batch, self.settings.questions_per_step
+        require(
+            steps <= questions,
+            f"Optimizer.steps_per_batch = {steps} exceeds train.questions_per_step = {questions}: each optimiser step "
+            "needs a question",
+        )
         updates = self.settings.steps * self.optimizer.steps_per_batch * self.optimizer.passes_per_batch
         require(
             self.optimizer.decay_steps is None or updates <= self.optimizer.decay_steps,

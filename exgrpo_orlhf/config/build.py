@@ -225,6 +225,9 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
     for name, target, switch in (("lora", LoRA, "rank"), ("environment", Environment, "path")):
         on = gin.get_bindings(f"exgrpo.{target.__name__}", resolve_references=False).get(switch) is not None
         built[name] = _make(target.__name__) if on else target()
+        for binding, where in made_at.items():
+            if not on and binding.startswith(f"{target.__name__}.") and binding != f"{target.__name__}.{switch}":
+                log.warning("%s has no effect (%s): %s.%s is None", binding, where, target.__name__, switch)
     redact()
     text = gin.operative_config_str()
     params = _flatten(text)

@@ -210,6 +210,23 @@ def test_an_ablation_without_effect_by_set_is_named_with_it(caplog):
     assert "QuestionSampler.mu = 0.25 has no effect (--set" in record.getMessage()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["LoRA.alpha = 64", "LoRA.targets = ('q_proj',)"], ["LoRA.alpha", "LoRA.targets"]),
+        (["LoRA.alpha = 64", "LoRA.rank = 8"], []),
+        (["LoRA.rank = None"], []),
+        (["Environment.timeout = 3.0"], ["Environment.timeout"]),
+        (["Environment.timeout = 3.0", "Environment.path = 'chain_calculator.py'"], []),
+    ],
+)
+def test_settings_of_a_part_that_the_run_does_not_have_are_named(overrides, warned, caplog):
+    config.load(["toy.gin"], overrides)
+    assert [
+        re.match(r"(\S+) has no effect \(--set .*\.(rank|path) is None$", each)[1] for each in caplog.messages
+    ] == warned
+
+
 def test_the_operative_config_of_a_run_gives_the_same_run(tmp_path):
     experiment = config.load(["ablation_no_entropy.gin"], ["ReplayMixer.rho = 0.25"], seed=5)
     (tmp_path / "config.gin").write_text(experiment.config_text)
@@ -313,6 +330,7 @@ BAD = [
     ("QuestionFile.meta = (1, 2)", "QuestionFile.meta takes tuple[str, ...], got (1, 2)"),
     ("ReplayMixer.rho_steps = 0.5", "ReplayMixer.rho_steps takes int"),
     ("Optimizer.passes_per_batch = 0", "Optimizer.passes_per_batch must be at least 1, got 0"),
+    ("Optimizer.steps_per_batch = 33", "Optimizer.steps_per_batch = 33 exceeds train.questions_per_step = 32"),
     ("train.group_size = 1", "train.group_size (K) must be at least 2, got 1"),
     ("train.group_size = 8.0", "train.group_size takes int, got 8.0"),
     ("train.steps = -1", "train.steps must be at least 0"),
