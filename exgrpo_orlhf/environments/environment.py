@@ -24,8 +24,8 @@ class Environment:
     success_at: least score of a success, or sum of rewards where the last step returned no `scores`
     max_turns: turns of the model in an episode, at most
     stop: texts that end a turn of the model, beside its end tokens
-    timeout: seconds of wall clock for a reset or a step. All episodes of a step of training run at once, of the local
-        engine LocalEngine.generation_rows of them: where they compute, they share the cores
+    timeout: seconds of wall clock for a reset or a step. All episodes of a step of training run at once, where the
+        local engine's loop samples LocalEngine.generation_rows of them: where they compute, they share the cores
     recheck_every: steps between two checks of all stored episodes: what the policy did is done again, with the same
         seed, and where the environment fails now, returns another text or gives another reward, the episode is
         forgotten (metric replay/outdated). Turns that had an empty answer between them count as one. None: never
