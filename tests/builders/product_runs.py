@@ -222,7 +222,7 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
     return {
         **{f"sampler {name}": chains(f"LocalEngine.sampler = {name!r}") for name in samplers if name != "auto"},
         # The algorithm, on questions that half of the responses solve
-        "plain": chains("Verifier.tool = 'openrlhf'"),
+        "plain": chains("Verifier.tool = 'openrlhf'", "LocalEngine.device = 'auto'"),
         "http": small(chain, "Verifier.kind = 'http'", f"Verifier.url = ({url!r}, {url!r})"),
         "ahead": chains(
             "train.generate_ahead = True", "train.verify_checkpoint = False", "Optimizer.schedule = 'linear'",
@@ -247,8 +247,8 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         ),
         "spread": chains(
             "ReplayBuffer.difficulty = 'reward_spread'", "ReplayMixer.stores = 'above_mean'",
-            "TrajectorySelector.by = 'random'", "LocalEngine.dtype = 'float32'", "LocalEngine.device = 'cpu'",
-            "LoRA.rank = 4", "LoRA.targets = 'all-linear'",
+            "TrajectorySelector.by = 'random'", "LocalEngine.dtype = 'float32'", "LoRA.rank = 4",
+            "LoRA.targets = 'all-linear'",
         ),
         "revisits": chains(
             "ReplayMixer.fresh_beside = 'unless_solved'", "ReplayMixer.late_injection = 'selected'",

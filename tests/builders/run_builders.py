@@ -44,8 +44,12 @@ MIXED_PHASE = ["ReplayMixer.start_at_accuracy = None"]
 
 
 def small_bindings(model: Path, *more: str) -> list[str]:
-    """--set bindings of a run that takes seconds: 8 questions × 4 rollouts of at most 24 tokens, no tracking."""
+    """--set bindings of a run that takes seconds: 8 questions × 4 rollouts of at most 24 tokens, no tracking.
+
+    On the CPU: runs are bit-identical there only.
+    """
     return [
+        "LocalEngine.device = 'cpu'",
         "Work.model = @PretrainedModel()",
         f"PretrainedModel.path = {str(model)!r}",
         "Work.questions = @ModularChains()",
