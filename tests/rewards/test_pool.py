@@ -17,7 +17,7 @@ from signal import SIGKILL
 
 import numpy as np
 import pytest
-from run_builders import ROOT, python, wait_until
+from run_builders import python, wait_until
 
 from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import GradingError, Verifier
@@ -100,7 +100,7 @@ def test_the_same_verdicts_from_the_main_thread_any_thread_and_asyncio():
 
 
 def test_the_same_verdicts_in_ray():
-    ray = pytest.importorskip("ray")
+    pytest.importorskip("ray")
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     code = textwrap.dedent("""
         import asyncio, json, os, ray
@@ -116,7 +116,6 @@ def test_the_same_verdicts_in_ray():
         actor = Actor.remote()
         print(json.dumps(ray.get([task.remote(), actor.direct.remote(), actor.threaded.remote()], timeout=600)))
     """)
-    assert ray is not None
     done = python("-c", code, env={"PYTHONPATH": path}, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.strip().split("\n")[-1]) == [VERDICTS] * 3
@@ -270,23 +269,6 @@ def test_closing_ends_all_processes_and_waiting_callers(function):
         with pytest.raises(GradingError, match="the pool of grading processes was closed"):
             waiting.result(30)
     wait_until(lambda: not processes('"memory": 511'), 30)
-
-
-@pytest.mark.parametrize(("memory", "killed"), [(513, True), (514, False)])
-def test_no_process_outlives_its_caller(function, memory, killed):
-    code = textwrap.dedent(f"""
-        import os, signal, threading, time
-        from exgrpo_orlhf.records import Question
-        from exgrpo_orlhf.rewards import Verifier
-        v = Verifier("function", function={function!r}, memory={memory})
-        q = Question.make("t", "p:", "42")
-        v.grade(q, "42")
-        threading.Thread(target=lambda: v.grade(q, "sleep"), daemon=True).start()
-        time.sleep(0.3)
-        {killed} and os.kill(os.getpid(), signal.SIGKILL)
-    """)
-    subprocess.run([sys.executable, "-c", code], check=not killed, timeout=300, cwd=ROOT, stderr=subprocess.DEVNULL)
-    wait_until(lambda: not processes(f'"memory": {memory}'), 30)
 
 
 def test_a_forked_process_makes_a_pool_of_its_own(verifier):

@@ -20,8 +20,8 @@ from http_server import http_server
 from run_builders import ROOT
 from run_builders import rows as rows_of
 
+from exgrpo_orlhf import paths
 from exgrpo_orlhf.files import sha256
-from exgrpo_orlhf.paths import WORKPLACE
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.boxes import last_box
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
@@ -97,21 +97,6 @@ ROWS = [
 @pytest.mark.parametrize(("name", "row", "question", "answer"), ROWS)
 def test_a_row_becomes_the_bare_question_and_its_answer(name, row, question, answer):
     assert pairs(name, row) == [(question, answer)]
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"So $\boxed{\frac{1}{2}}$, not $\boxed{3}$. Really \boxed{\text{(A) } \{1,2\}}.", r"\text{(A) } \{1,2\}"),
-        (r"\fbox{7}", "7"),
-        (r"$\boxed 9$ it is", "9"),
-        (r"no primes: $\boxed{}$", ""),
-        (r"\boxed{open", ""),
-        ("nothing", ""),
-    ],
-)
-def test_math_gives_what_is_boxed_last(text, answer):
-    assert (last_box(text) or "") == answer
 
 
 def test_gpqa_options_are_in_an_order_of_their_own_that_stays():
@@ -334,33 +319,32 @@ def test_chosen_rows_are_written_with_all_their_columns_and_the_rate(form, tmp_p
 
 
 @pytest.mark.slow
-def test_rows_are_kept_by_the_share_of_right_responses_and_the_same_command_goes_on(warm_model, tmp_path):
+def test_rows_are_kept_by_the_share_of_right_responses_and_the_same_command_goes_on(
+    warm_model, tmp_path, run_script, monkeypatch
+):
+    monkeypatch.setattr(paths, "WORKPLACE", tmp_path)
     asked = ModularChains(count=16, operands=(2, 3), seed=5).load()
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"q": q.prompt, "gold": q.answer}) + "\n" for q in asked))
     digest = sha256(tmp_path / "mine.jsonl")[:8]
     name = f"pass_rate-mine-{digest}-modular_chain-{warm_model.parent.name}-{warm_model.name}-*"
     words = ("--measure", warm_model, "--questions", f"{tmp_path}/mine.jsonl:q:gold", "--kind", "modular_chain")
     more = ("--samples", "6", "--", "--engine", "transformers", "--max-tokens", "24")
-    try:
-        done = script(*words, "--keep", "0:1", "--write-kept", tmp_path / "all.jsonl", *more)
-        assert done.returncode == 0, done.stderr
-        rates = {row["q"]: row["pass_rate"] for row in rows_of(tmp_path / "all.jsonl")}
-        [results] = (WORKPLACE / "results").glob(name)
-        before = (results / "pass_rate" / "samples.jsonl").read_bytes()
-        samples = [json.loads(line) for line in before.splitlines()]
-        for question in asked:
-            verdicts = [sample["verdict"] for sample in samples if sample["question"] == question.prompt]
-            assert len(verdicts) == 6
-            assert rates[question.prompt] == verdicts.count("correct") / 6
-        assert 0 < sum(rates.values()) < 16, "or the test shows nothing"
-        done = script(*words, "--keep", "0.1:0.9", "--write-kept", tmp_path / "kept.jsonl", *more)
-        assert f"16 rows measured: {[*rates.values()].count(0)} never solved" in done.stdout
-        chosen = [question.prompt for question in asked if 0.1 <= rates[question.prompt] <= 0.9]
-        assert [row["q"] for row in rows_of(tmp_path / "kept.jsonl")] == chosen
-        assert (results / "pass_rate" / "samples.jsonl").read_bytes() == before, "nothing is sampled again"
-    finally:
-        for folder in (WORKPLACE / "results").glob(name):
-            shutil.rmtree(folder)
+    done = run_script("prepare_data.py", *words, "--keep", "0:1", "--write-kept", tmp_path / "all.jsonl", *more)
+    assert done.returncode == 0, done.stderr
+    rates = {row["q"]: row["pass_rate"] for row in rows_of(tmp_path / "all.jsonl")}
+    [results] = (tmp_path / "results").glob(name)
+    before = (results / "pass_rate" / "samples.jsonl").read_bytes()
+    samples = [json.loads(line) for line in before.splitlines()]
+    for question in asked:
+        verdicts = [sample["verdict"] for sample in samples if sample["question"] == question.prompt]
+        assert len(verdicts) == 6
+        assert rates[question.prompt] == verdicts.count("correct") / 6
+    assert 0 < sum(rates.values()) < 16, "or the test shows nothing"
+    done = run_script("prepare_data.py", *words, "--keep", "0.1:0.9", "--write-kept", tmp_path / "kept.jsonl", *more)
+    assert f"16 rows measured: {[*rates.values()].count(0)} never solved" in done.stdout
+    chosen = [question.prompt for question in asked if 0.1 <= rates[question.prompt] <= 0.9]
+    assert [row["q"] for row in rows_of(tmp_path / "kept.jsonl")] == chosen
+    assert (results / "pass_rate" / "samples.jsonl").read_bytes() == before, "nothing is sampled again"
 
 
 def test_each_kind_and_model_is_measured_in_a_folder_of_its_own(tmp_path, monkeypatch):
