@@ -76,16 +76,6 @@ def test_a_checkpoint_has_the_file_byte_for_byte_and_is_read_as_the_model_was(na
     assert again.chat_template == tokenizer.chat_template
 
 
-def test_the_example_of_the_report_keeps_its_spaces(tmp_path):
-    """Several well-known models of mathematics are saved like this."""
-    folder = write(tmp_path / "model", byte_level(), "llama", "LlamaTokenizerFast")
-    text = "user\nWhat is 3 + 4?"
-    damaged = AutoTokenizer.from_pretrained(folder)
-    assert damaged.decode(damaged(text)["input_ids"]) == "userWhatis3+4?"
-    tokenizer = tokenizer_file.load(folder)
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 def test_a_run_its_checkpoint_and_its_samples_have_the_files_tokens(tmp_path, run_script, monkeypatch):
     llama = misread_llama(tmp_path / "llama")
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))

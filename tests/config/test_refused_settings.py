@@ -168,6 +168,7 @@ REFUSED = {
         (dict(stop=("",)), "stop must be a tuple of texts, none of them empty"),
         (dict(timeout=INF), "timeout must be positive and finite"),
         (dict(memory=32), "memory must be at least 64"),
+        (dict(recheck_every=5), "recheck_every = 5 needs an environment"),
     ],
     QuestionMix: [
         *(

@@ -163,8 +163,3 @@ def test_what_is_bound_of_lora_does_not_count_where_it_is_off(warm_model):
     plain, bound = (config.load(["toy.gin"], small_bindings(warm_model, *more)) for more in ((), ("LoRA.alpha = 8",)))
     assert bound.lora.rank is None
     assert bound.config_hash == plain.config_hash
-
-
-def test_the_shipped_file_combines_with_a_model(warm_model):
-    experiment = config.load(["toy.gin", "recipes/lora.gin"], small_bindings(warm_model))
-    assert (experiment.lora.rank, experiment.lora.scale_numerator) == (16, 32)

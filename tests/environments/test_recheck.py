@@ -115,8 +115,3 @@ def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(
     assert [record.getMessage() for record in caplog.records].count(text) == 1
     assert steps[-1]["replay/outdated"] >= len(before)
     assert not {one.key for one in before} & {one.key for one in after}
-
-
-def test_a_check_without_an_environment_is_refused():
-    with pytest.raises(ValueError, match=r"recheck_every = 5 needs an environment"):
-        Environment(recheck_every=5)

@@ -103,12 +103,6 @@ def test_replay_off_draws_only_fresh_questions_and_no_random_number():
     assert off.rng.bit_generator.state == before
 
 
-def test_fewer_questions_than_a_batch_give_a_smaller_batch():
-    plan = mixer(8, rho=0.5).plan(source(5), filled(2), 1)
-    ids = [question.id for question in (*plan.fresh, *plan.replayed)]
-    assert sorted(ids) == sorted(question.id for question in QUESTIONS[:5])
-
-
 def test_a_stored_question_that_is_not_in_the_question_set_stops():
     with pytest.raises(KeyError):
         mixer(8, rho=1.0).plan(source(3), filled(8), 1)

@@ -135,6 +135,12 @@ def test_the_last_box_with_something_in_it():
     assert last_box("\\boxed{x = \\boxed{3} + 1}") == "x = \\boxed{3} + 1"
     assert last_box("\\boxed{\\{1\\}}") == "\\{1\\}"
     assert last_box("none") is None
+    text = r"So $\boxed{\frac{1}{2}}$, not $\boxed{3}$. Really \boxed{\text{(A) } \{1,2\}}."
+    assert last_box(text) == r"\text{(A) } \{1,2\}"
+    assert last_box(r"\fbox{7}") == "7"
+    assert last_box(r"$\boxed 9$ it is") == "9"
+    assert not last_box(r"no primes: $\boxed{}$")
+    assert not last_box(r"\boxed{open")
 
 
 def test_a_rounded_gold_takes_what_rounds_to_it():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from full_disk import full_disk
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, rows, set_words, small_bindings
+from run_builders import ROOT, rows, set_words, small_bindings, timeless
 from run_builders import train_small as go
 from step_builders import decide_verdicts
 from tracking_builders import tracked_runs
@@ -71,9 +71,7 @@ def test_groups_may_come_in_any_order(warm_model, tmp_path, monkeypatch):
     go(warm_model, tmp_path / "a", UNEVALUATED)
     monkeypatch.setattr(TorchEngine, "rollout", lambda *arguments: reversed([*rollout(*arguments)]))
     go(warm_model, tmp_path / "b", UNEVALUATED)
-    measured = [
-        [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows(tmp_path / n)] for n in "ab"
-    ]
+    measured = [timeless(tmp_path / name) for name in "ab"]
     assert measured[0] == measured[1]
     assert sum(row.get("replay/actual_share", 0) for row in measured[0]) > 0
     assert all(row["time/rollout"] > 0 and row["time/grade"] > 0 for row in rows(tmp_path / "b")[1:])

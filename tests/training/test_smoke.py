@@ -32,13 +32,6 @@ def test_a_trial_makes_a_whole_step_and_leaves_nothing_behind(warm_model, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} <= {"mlflow.db", "mlflow.db.lock"}
 
 
-def test_a_trial_refuses_what_the_run_would_refuse_later(warm_model, tmp_path, run_script):
-    done = smoke(run_script, warm_model, tmp_path, "Prompts.max_tokens = 3", "Tracking.enabled = False")
-    assert done.returncode == 2
-    assert "Prompts.max_tokens = 3" in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_trial_that_fails_keeps_its_files_and_says_where(warm_model, tmp_path, run_script, monkeypatch, caplog):
     def fail(experiment, run, **_):
         run.mkdir()
