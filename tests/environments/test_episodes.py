@@ -44,10 +44,6 @@ class Env:
         if action == "raise": return 1 / 0
         if action == "several\\nlines": raise KeyError("one\\ntwo\\n" + "x" * 10**6)
         if action == "none": return None
-        if action == "print":
-            print("noise" * 10**5)
-            os.write(1, b"more" * 10**5)
-        if action == "fork": os.fork()  # and both return
         if action == "noise":
             for each in gc.get_objects():
                 if isinstance(each, socket.socket) and each.fileno() >= 0: each.send(b"no reply")
@@ -208,14 +204,6 @@ def test_a_step_that_hangs_is_killed_at_its_deadline(broken, action):
     other.close()
 
 
-def test_what_a_step_prints_and_a_fork_that_returns_too_change_no_reply(broken):
-    episode = begin(broken)
-    episode.reply(WAIT)
-    for action in ("print", "fork", "more", "fork", "more"):
-        assert act(episode, action) == Reply("more", False, 1.0)
-    episode.close()
-
-
 def test_megabytes_pass_in_both_directions_and_a_hung_episode_takes_them_without_blocking(broken):
     text = "x" * 5_000_000
     episode = begin(broken, text=text)
@@ -275,20 +263,6 @@ def test_close_kills_what_an_episode_left_behind(broken):
     assert Path(f"/proc/{pids[2]}").exists()
     close_workers()
     assert ended(pids[2])
-
-
-def test_after_the_process_that_forks_was_killed_the_next_episode_begins_as_ever(broken):
-    episode = begin(broken)
-    episode.reply(WAIT)
-    process = broken.server()._process
-    process.kill()
-    process.wait(WAIT)
-    with pytest.raises(CallFailed, match="its process ended"):
-        act(episode, "more")
-    again = begin(broken)
-    again.reply(WAIT)
-    assert act(again, "more") == Reply("more", False, 1.0)
-    again.close()
 
 
 @pytest.mark.slow

@@ -250,7 +250,7 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
         (
             None,
             {"verifier": '"function"', "function": '"rewards.py:by_level"'},
-            "row 0 cannot be graded: rewards.py takes level, which is no column of the questions",
+            "rewards.py takes level, which is no column of the questions",
         ),
         (None, {"by": '"knd"'}, "no column 'knd', there are problem, answer"),
         ("", {}, "holds no questions; was it written to the end?"),

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from run_builders import rows, train_in
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from exgrpo_orlhf.models.tiny_models import END, PAD, ChainModel, GymModel
-from exgrpo_orlhf.tasks.modular_chains import PRESETS, Beliefs, ModularChains, right_reasoning
+from exgrpo_orlhf.tasks.modular_chains import PRESETS, ModularChains, right_reasoning
 from exgrpo_orlhf.tasks.reasoning_gym import ReasoningGym
 
 VOCABULARY = ChainModel.vocabulary
@@ -126,22 +125,6 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
     assert TINY.directory.parent == Path.home() / ".cache" / "exgrpo_orlhf"
 
 
-@pytest.mark.parametrize("moment", ["training", "saving"])
-def test_an_interrupted_warm_up_leaves_nothing(tmp_path, monkeypatch, moment):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        if moment == "training":
-            patch.setattr(torch.optim.AdamW, "step", interrupt)
-        else:
-            patch.setattr(PreTrainedTokenizerFast, "save_pretrained", interrupt)  # the network is on disk by then
-        with pytest.raises(KeyboardInterrupt):
-            replace(TINY, cache=tmp_path).prepare()
-    assert list(tmp_path.iterdir()) == []
-    assert replace(TINY, cache=tmp_path).prepare().is_dir()
-
-
 def test_the_second_of_two_warm_ups_is_thrown_away(tmp_path, monkeypatch):
     model, train = replace(TINY, cache=tmp_path), ChainModel._warmed_up
 
@@ -197,7 +180,6 @@ def test_presets_say_what_is_taught():
     assert replace(TINY, preset="slips", seed=3).beliefs == replace(PRESETS["slips"], seed=3)
     assert replace(TINY, strength=0.5).beliefs == replace(PRESETS["normal"], strength=0.5)
     assert replace(TINY, strength=0.7).directory == TINY.directory
-    assert TINY.beliefs == PRESETS["normal"] == Beliefs(false_share=0.30, strength=0.7, slip=0.03)
 
 
 def test_only_responses_of_training_questions_are_learnt(prepared_gym):
@@ -226,18 +208,3 @@ def test_only_responses_of_training_questions_are_learnt(prepared_gym):
 def test_questions_that_a_gym_model_cannot_read_are_refused(prepared_gym, task, message):
     with pytest.raises(ValueError, match=rf"^{message}"):
         GymModel(tasks=task, count=8).prepare()
-
-
-@pytest.mark.slow
-def test_the_whole_algorithm_runs_with_graded_rewards_of_the_library(tmp_path):
-    pytest.importorskip("reasoning_gym", reason="make reasoning-gym")
-    small = [
-        *("GymModel.steps = 120", "GymModel.width = 64", "GymModel.layers = 2", f"GymModel.cache = '{tmp_path}'"),
-        *("ReasoningGym.count = 24", "validation/ReasoningGym.count = 8", "Tracking.enabled = False"),
-        *("train.steps = 4", "train.questions_per_step = 8", "train.group_size = 4", "train.eval_every = 4"),
-    ]
-    train_in(tmp_path / "run", small, ["reasoning_gym.gin"])
-    last = rows(tmp_path / "run")[-1]
-    assert "eval/greedy_accuracy" in last
-    assert last["reward/mean"] > 0
-    assert last["replay/actual_share"] > 0

@@ -368,22 +368,6 @@ def test_fields_kept_as_meta_reach_the_verifier(suffix, tmp_path):
         QuestionFile(str(path), **fields, meta=("extra.tests",)).load()
 
 
-@pytest.mark.parametrize(
-    ("name", "prompt", "answer", "count"),
-    [
-        ("gsm8k_test", "question", "answer", 1319),
-        ("math500_test", "problem", "answer", 500),
-        ("minerva_test", "problem", "solution", 272),
-        ("amc23_test", "question", "answer", 40),
-    ],
-)
-def test_benchmarks_load_whole(name, prompt, answer, count, shared_data):
-    questions = QuestionFile(str(shared_data / f"{name}.jsonl"), prompt=prompt, answer=answer).load()
-    assert len(questions) == count
-    assert {question.source for question in questions} == {name}
-    assert name != "amc23_test" or all(question.answer_text.endswith(".0") for question in questions)
-
-
 def test_the_papers_validation_set_loads(caplog, shared_data):
     caplog.set_level(logging.INFO)
     questions = QuestionFile(str(shared_data / "exgrpo_valid.parquet")).load()

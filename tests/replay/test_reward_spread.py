@@ -8,7 +8,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from replay_builders import QUESTIONS, assemble, finish_step, mixer, trajectory
-from run_builders import run_here, timeless
 
 from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
 from exgrpo_orlhf.replay import DifficultyBuckets, ReplayBuffer, RetirementPolicy
@@ -172,18 +171,6 @@ def test_the_share_of_right_steps_and_the_success_are_two_things():
     assert (wrong.verdict, wrong.reward) == ("wrong", pytest.approx(2 / 3))
     assert grade_steps(question, f"{first};{second};{answer};{answer}").reward == 3 / 4, "a step too many"
     assert grade_steps(question, "").reward == 0
-
-
-@pytest.mark.slow
-def test_a_run_stores_and_replays_by_its_graded_rewards(warm_model, tmp_path):
-    settings = ["Verifier.kind = 'chain_steps'", "ReplayBuffer.difficulty = 'reward_spread'"]
-    settings += ["ReplayMixer.stores = 'above_mean'", "ReplayMixer.start_at_accuracy = None"]
-    run_here(warm_model, settings, tmp_path, resume=False)
-    rows = timeless(tmp_path)[1:]
-    assert all(row["reward/mean"] != row["reward/pass_at_1"] for row in rows)
-    assert all(row["replay/spread_mean"] > 0 for row in rows)
-    assert sum(row["replay/actual_share"] > 0 for row in rows) > len(rows) / 2
-    assert sum(row["replay/evicted"] for row in rows) > 0
 
 
 def test_with_rewards_of_0_and_1_storage_is_that_of_successes():

@@ -2,12 +2,7 @@
 
 import hashlib
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -209,7 +204,7 @@ def test_another_version_is_refused(saved):
 
 def test_another_fingerprint_is_refused_and_both_are_named(saved):
     """T6: the token ids would mean something else."""
-    with pytest.raises(SnapshotError, match=r"tokenizer-1.*tokenizer-2"):
+    with pytest.raises(SnapshotError, match=r"another day's date.*tokenizer-1.*tokenizer-2"):
         opened(saved, "tokenizer-2")
 
 
@@ -243,39 +238,3 @@ def test_size_and_hash_of_each_table_are_those_of_the_file(tmp_path):
     for name, entry in save(varied(), tmp_path / "replay", "f").items():
         content = (tmp_path / "replay" / name).read_bytes()
         assert entry == (len(content), hashlib.sha256(content).hexdigest())
-
-
-KILLED = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from test_snapshot import save, varied
-buffer = varied(questions=400)
-print("ready", flush=True)
-for i in range(10_000):
-    save(buffer, Path(sys.argv[1]) / f"snapshot-{i}", "f")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["snapshot-3/questions.parquet", "snapshot-3/manifest.json", "snapshot-4"])
-def test_what_a_killed_save_leaves_is_whole_or_refused(tmp_path, moment):
-    """SIGKILL in the middle of a save: at the first file, at the last one, and when it is complete."""
-    places = (Path(__file__).parent, Path(__file__).parents[1] / "builders")
-    process = subprocess.Popen([sys.executable, "-c", KILLED, tmp_path, *places], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout.readline() == b"ready\n"
-        awaited, too_late = str(tmp_path / moment), str(tmp_path / "snapshot-5")
-        while not (os.path.exists(awaited) or os.path.exists(too_late)):  # strings: looking must be quick
-            assert process.poll() is None
-    finally:
-        process.kill()
-        process.stdout.close()
-        assert process.wait() == -signal.SIGKILL
-    expected = view(varied(questions=400))
-    *complete, last = sorted(tmp_path.iterdir(), key=lambda path: int(path.name.rpartition("-")[2]))
-    assert len(complete) >= 3
-    for folder in complete:
-        assert view(opened(folder, "f")) == expected
-    with suppress(SnapshotError):
-        assert view(opened(last, "f")) == expected

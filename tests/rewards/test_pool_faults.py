@@ -215,12 +215,6 @@ def test_what_its_response_makes_ungradable_is_wrong_after_a_second_try_in_twice
     ]
 
 
-@pytest.mark.slow
-def test_a_function_s_timeout_stays_without_a_reward(function):
-    verifier = Verifier("function", function=function, timeout=0.5, memory=515, max_failed_share=1.0)
-    assert verifier.grade(Question.make("t", "", "42"), "spin") == Grade("timeout", None)
-
-
 @pytest.mark.parametrize(
     ("settings", "gold", "reason"),
     [

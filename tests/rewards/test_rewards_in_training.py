@@ -64,18 +64,6 @@ def test_a_run_is_rewarded(kind, warm_model, tmp_path, request):
 
 
 @pytest.mark.slow
-def test_a_user_s_function_rewards_as_the_built_in_kind_does(warm_model, tmp_path):
-    (tmp_path / "reward.py").write_text(FUNCTION)
-    by_function = go(
-        warm_model, tmp_path / "a", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'"
-    )
-    own = go(warm_model, tmp_path / "b", "Verifier.kind = 'modular_chain'")
-    for name in ("reward/mean", "reward/pass_at_1", "policy/loss"):
-        assert [row.get(name) for row in by_function] == [row.get(name) for row in own]
-    assert by_function[1]["reward/mean"] > 0
-
-
-@pytest.mark.slow
 def test_an_evaluation_in_training_says_how_many_steps_are_made_and_planned(warm_model, tmp_path):
     (tmp_path / "reward.py").write_text(PROGRESS)
     bindings = ["Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'", "train.eval_every = 2"]

@@ -179,6 +179,7 @@ VERL = {
     "extra_info": Case(VERL_HEAD + "    return extra_info.get('difficulty', 1) * (solution_str == '5')", [2, 0, 0, 0]),
     "extra_info by default": Case(VERL_HEAD + "    return (extra_info or {}).get('difficulty', 1)", [1] * 4, meta={}),
     "turns": Case(VERL_HEAD + "    return (extra_info['num_turns'] - 2) / 2 * 0.1", [0] * 4),
+    "no scores of turns": Case(VERL_HEAD + "    return len(extra_info['rollout_reward_scores'])", [0] * 4),
     "a data source": Case(
         VERL_HEAD + "    if data_source == 'openai/gsm8k':\n        return 1.0\n    raise NotImplementedError()",
         [1] * 4),
@@ -193,7 +194,9 @@ VERL = {
         "def compute_score(solution_str, ground_truth, method='strict', format_score=0.1, **kwargs):\n"
         "    return 1.0 if solution_str == ground_truth else format_score", [1, 0.1, 0.1, 0.1]),
     "kwargs alone": Case(
-        "def compute_score(solution_str, **kwargs):\n    return len(kwargs['ground_truth']) + len(solution_str)",
+        "def compute_score(solution_str, **kwargs):\n"
+        "    assert {*kwargs} == {'data_source', 'ground_truth', 'extra_info'}\n"
+        "    return len(kwargs['ground_truth']) + len(solution_str)",
         [2, 8, 15, 5]),
     "async": Case(
         "import asyncio\nasync " + VERL_HEAD + "    await asyncio.sleep(0.01)\n    return len(solution_str) / 2",

@@ -7,8 +7,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from eval_builders import byte_model
-from run_builders import train_small
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
@@ -101,16 +99,6 @@ def test_a_response_on_which_the_checker_fails_scores_0_and_a_broken_question_is
         gym.grade(answer._replace(prompt="What?"))
     with pytest.raises(ValueError, match="grades questions of ReasoningGym alone"):
         gym.grade(answer._replace(meta={}))
-
-
-def test_it_is_bound_in_gin_and_trains(tmp_path):
-    bindings = (
-        "Work.questions = @ReasoningGym()", "ReasoningGym.tasks = 'chain_sum'", "train.steps = 1",
-        "ReasoningGym.settings = {'max_terms': 3}", "ReasoningGym.count = 30", "Verifier.kind = 'reasoning_gym'",
-        "Work.validation = None", "Prompts.max_tokens = 200", "train.questions_per_step = 2", "MAX_RESPONSE_TOKENS = 4",
-    )  # fmt: skip
-    outcome = train_small(byte_model(tmp_path / "model"), tmp_path / "run", *bindings, files=["base.gin"])
-    assert outcome.steps == 1
 
 
 @pytest.mark.parametrize(

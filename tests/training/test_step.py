@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from engine_builders import LOGPROB_ERROR, plain_stats
-from step_builders import begin, decide_verdicts, watched
+from step_builders import begin, decide_verdicts
 from transformers import AutoModelForCausalLM
 
 
@@ -45,81 +45,6 @@ def test_the_delayed_start_looks_at_all_that_was_sampled_not_at_what_is_trained_
     assert metrics["reward/groups_with_signal"] == 1
     assert 0.01 < metrics["reward/pass_at_1"] < 0.2
     assert metrics["replay/started"] == (bound == 0.01)
-
-
-@pytest.mark.parametrize(
-    ("bound", "k", "admits"),
-    [
-        ("'one_success'", 4, lambda correct, n: correct == 1),
-        ("'one_success'", 7, lambda correct, n: correct == 1),
-        ("0.5", 4, lambda correct, n: 2 * correct <= n),
-    ],
-)
-def test_a_step_stores_the_successes_of_groups_up_to_the_bound_alone(
-    bound, k, admits, warm_model, tmp_path, monkeypatch
-):
-    more = (f"ReplayMixer.store_up_to = {bound}", f"train.group_size = {k}", "train.questions_per_step = 24")
-    run = begin(warm_model, tmp_path, *more, "RetirementPolicy.at_accuracy = None")
-    seen = watched(run, monkeypatch)
-    stored = run.step()["replay/stored"]
-    [(batch, _)] = seen
-    admitted = [group for group in batch.groups if admits(group.correct, group.graded)]
-    expected = {
-        (group.question.id, rollout.token_ids.tobytes())
-        for group in admitted
-        for rollout in group.rollouts
-        if rollout.grade.correct and rollout.finish == "stop"
-    }
-    buffer = run.buffer
-    assert {(q, t.token_ids.tobytes()) for q in buffer.records for t in buffer.trajectories(q)} == expected
-    assert stored >= len(expected) > 0
-    assert {group.question.id for group in batch.groups} == set(buffer.records), "accuracies are of every group"
-    assert sum(group.correct for group in batch.groups) > sum(group.correct for group in admitted)
-
-
-@pytest.mark.parametrize("k", [4, 5])
-def test_a_stored_success_in_the_place_of_the_worst_row_leaves_the_groups_size_and_its_accuracy(
-    k, warm_model, tmp_path, monkeypatch
-):
-    more = ("ReplayMixer.fresh_beside = 'all'", f"train.group_size = {k}", "ReplayBuffer.replays_unsolved = True")
-    run = begin(warm_model, tmp_path, *more, "ReplayMixer.rho = 1.0", "RetirementPolicy.at_accuracy = None")
-    seen = watched(run, monkeypatch)
-    for _ in range(5):
-        run.step()
-        batch, _ = seen[-1]
-        assert [len(group.rollouts) for group in batch.groups] == [len(rows) for rows in batch.rows] == [k] * 8
-        for group, rows in zip(batch.groups, batch.rows, strict=True):
-            assert run.buffer.records[group.question.id].accuracy == group.accuracy
-            places = [i for i, row in enumerate(rows) if row.response is not group.rollouts[i]]
-            assert len(places) == group.planned_replay
-            for i in places:
-                worst = min(rollout.reward for rollout in group.rollouts)
-                assert i == max(j for j, rollout in enumerate(group.rollouts) if rollout.reward == worst)
-                assert rows[i].trajectory is not None
-            mean = np.mean([row.response.reward for row in rows])
-            assert [row.advantage for row in rows] == pytest.approx([row.response.reward - mean for row in rows])
-    assert any(not group.correct and group.planned_replay for batch, _ in seen for group in batch.groups)
-
-
-def test_a_replayed_group_that_fails_altogether_stays_in_the_batch_of_dynamic_sampling(
-    warm_model, tmp_path, monkeypatch
-):
-    """Its stored success is in its group before groups without a signal are left out."""
-    right = True
-
-    decide_verdicts(monkeypatch, lambda _, text: right and zlib.crc32(text.encode()) % 2)
-    more = ("ReplayMixer.fresh_beside = 'all'", "DynamicSampling.max_rounds = 2")
-    run = begin(warm_model, tmp_path, *more, "ModularChains.count = 100", "ModularChains.operands = (3, 4)")
-    seen = watched(run, monkeypatch)
-    run.step()
-    right = False
-    metrics = run.step()
-    replayed = [rows for group, rows in zip(seen[1][0].groups, seen[1][0].rows, strict=True) if group.planned_replay]
-    assert len(replayed) == 4
-    assert metrics["replay/actual_share"] == metrics["reward/groups_with_signal"] == 0.5
-    assert [[row.trajectory is not None for row in rows] for rows in replayed] == [[False, False, False, True]] * 4
-    assert metrics["reward/pass_at_1"] == 0
-    assert metrics["rollout/filtered_groups"] == 8, "two rounds for the four fresh questions"
 
 
 @pytest.mark.slow
