@@ -30,7 +30,8 @@ RARE = {
 }
 OVER_SEEDS = "one seed does not show which method is better: over eight seeds "
 SHOWN = (
-    OVER_SEEDS + "the paper's replay was worse than on-policy training here (docs/study.md); --rare has late injection"
+    OVER_SEEDS + "the paper's replay was worse than on-policy training here; replay pays where successes are very rare "
+    "(docs/choosing.md)"
 )
 SHOWN_RARE = OVER_SEEDS + "late injection ends 5 points above on-policy training (docs/study.md)"
 

@@ -3,8 +3,8 @@
 
     python docs/study/pays.py --add runs/pays_rare    # keeps a bed's complete runs in pays_runs.csv
     python docs/study/pays.py                         # what is missing, or the table of each bed, as Markdown
-    python docs/study/pays.py --draw docs/study/pays.png    # what explains the ranking
 
+docs/study/build.py --document writes them into the study's pages, and draws what explains the ranking.
 A bed is the name of a group's folder after `pays_`. Exit status: 0, or 2 for files that cannot be used.
 """
 
@@ -33,7 +33,7 @@ from exgrpo_orlhf.experiment import Experiment  # noqa: E402
 from exgrpo_orlhf.files import write  # noqa: E402
 from exgrpo_orlhf.show.charts import PALETTE, drawing, png  # noqa: E402
 from exgrpo_orlhf.show.seeds import holm, mean, sign_flip  # noqa: E402
-from exgrpo_orlhf.show.tables import NONE, csv_text, first_few, markdown_table, p_value  # noqa: E402
+from exgrpo_orlhf.show.tables import NONE, csv_text, first_few, markdown_table, number, p_value  # noqa: E402
 
 FILE = HERE / "pays_runs.csv"
 BEDS = ("rare", "rarer", "once")
@@ -77,13 +77,10 @@ class Run(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", type=Path, metavar="FOLDER", help="of a group's runs: runs/pays_<bed>")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="the picture, as PNG")
     arguments = parser.parse_args()
     try:
         if arguments.add:
             add(arguments.add)
-        if arguments.draw:
-            write(arguments.draw, picture())
         for bed in BEDS:
             print(*tables(bed), sep="\n")
     except (OSError, KeyError, ValueError) as error:
@@ -274,8 +271,8 @@ def table(bed: str, result: Result) -> list[str]:
             float(np.mean([run.at(result.end(prices), prices) for run in runs]))
             for prices in ((0, 0), *PRICES.values())
         ]
-        why = [f"{measure(mean_sums(runs)):.3g}" for measure in WHY.values()]
-        less = NONE if arm == result.control else shown(gain)
+        why = [number(measure(mean_sums(runs))) for measure in WHY.values()]
+        less = NONE if arm == result.control else shown(gain) if len(runs) > 2 else number(gain.value, sign="+")
         rows.append((arm, rate, f"{at[0]:.3f}", less, *(f"{value:.3f}" for value in at[1:]), *why))
     return markdown_table(head, rows)
 
@@ -284,6 +281,7 @@ def table(bed: str, result: Result) -> list[str]:
 FIGURES: dict[str, Callable[[str, Result], str]] = {
     "gain": lambda bed, result: shown(mean(result.gains(TOKENS))),
     "seconds": lambda bed, result: shown(mean(result.gains(PRICES[SHORT]))),
+    "p_exact": lambda bed, result: p_value(result.p),
     "p": lambda bed, result: p_value(answers()[bed]),
     "arms": lambda bed, result: f"`{result.method}` against `{result.control}`",
     "tokens": lambda bed, result: f"{result.tokens / 1e6:.2f}",

@@ -123,3 +123,11 @@ def test_a_replayed_rows_pull_is_that_of_its_shaped_weight(pays):
     ):
         sums = pays.rows_and_pulls(config.load(["toy.gin"], unshaped + more), questions, replays, 6.0)
         assert sums["pull_replayed"] == pytest.approx(5 * slope)
+
+
+def test_the_recipe_for_very_rare_successes_is_the_arm_that_was_run():
+    files, bed = ["recipes/paper.gin", "testbed/rare.gin"], ["train.eval_every = 8", "train.keep = 1"]
+    own = config.load_suite("suites/pays.gin").variants["one_rollout_beside_k4"]
+    arm = config.load([*files, *(name for name in own if " = " not in name)], [n for n in own if " = " in n] + bed)
+    lengths = [binding for binding in own if binding.startswith(("train.steps", "Optimizer"))]
+    assert config.load(["recipes/very_rare.gin", "testbed/rare.gin"], lengths + bed).config_hash == arm.config_hash
