@@ -39,7 +39,7 @@ FILE = HERE / "pays_runs.csv"
 BEDS = ("rare", "rarer", "once")
 RATES, TUNING = ("1e-4", "2e-4", "4e-4"), (100, 101)
 CONFIRMED = tuple(range(10, 18))  # seeds of the two arms that are compared
-DESCRIBED = {"rare": CONFIRMED[:5], "rarer": TUNING, "once": TUNING}  # of every arm in the table
+DESCRIBED = {"rare": CONFIRMED[:3], "rarer": TUNING, "once": TUNING}  # of every arm in the table
 CONTROL = "on_policy"  # how the arms without replay begin
 # Seconds of a trained token and of an optimiser step, where a generated token is 1. On an H200 512 responses of at most
 # 80 tokens of SmolLM2-135M take 1.18 s to generate (vLLM in the process) and 0.26 s to train on
@@ -108,7 +108,8 @@ def add(folder: Path) -> None:
 
 def evaluations(run: Path, experiment: Experiment) -> Iterator[dict[str, Any]]:
     """Rows of a finished run, from its metrics and decisions; none of one that has steps left."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    file = run / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else ()
     steps = {row["step"]: row for row in map(json.loads, lines)}
     if max(steps, default=0) < experiment.settings.steps:
         return

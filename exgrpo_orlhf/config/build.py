@@ -180,7 +180,7 @@ def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     if mixer.share.largest > 0:
         return
     unused = {"QuestionSampler"} | ({"TrajectorySelector"} if mixer.injection.late != "selected" else set())
-    unused |= set() if mixer.replays else {"RetirementPolicy", "ReplayBuffer"}
+    unused |= set() if mixer.replays else {"RetirementPolicy"}  # paper.gin's ReplayBuffer is of its control too
     why = f"with ReplayMixer.rho = 0 and late_injection = {mixer.injection.late!r} a run never asks"
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
