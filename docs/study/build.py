@@ -9,7 +9,8 @@ Each part is a suite of docs/study/suites/. scripts/ablate.py runs it, scripts/c
 writes docs/study/<part>.csv and <part>_curves.csv; some parts also have <part>.png, <part>_quarters.csv or
 <part>_forgetting.csv. Parts that compare runs of several suites are made from those files (combined.py).
 The texts of docs/study.md, docs/study/appendix.md and docs/choosing.md are docs/study/*.md.in; their places are filled
-with these figures (document.py). docs/paired_seeds.png is drawn from them too, and docs/study/pays.png from pays_runs.csv, the runs of plan_pays.md.
+with these figures (document.py). docs/paired_seeds.png is drawn from them too, and docs/study/pays.png from
+pays_runs.csv, the runs of plan_pays.md.
 Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
 has no figure, 128 + n where signal n stopped it.
 """
