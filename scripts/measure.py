@@ -61,8 +61,9 @@ def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
     experiment = config.load([run / "config.gin"])
     if arguments.what == "kept":
         return measures.kept(run, experiment.dynamic_sampling, experiment.optimizer.steps_per_batch)
-    stores_all, is_success = experiment.mixer.store_rule.stores == "all", _success(experiment)
-    found = measures.responses(run, experiment.questions.load(), is_success if stores_all else lambda _: True)
+    only_successes = experiment.mixer.store_rule.stores == "successes"
+    is_correct = (lambda _: True) if only_successes else _success(experiment)
+    found = measures.responses(run, experiment.questions.load(), is_correct)
     if arguments.what == "code":
         return measures.code(found)
     if arguments.what == "entropy":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -95,7 +97,7 @@ def test_integers_may_have_more_digits_than_python_s_limit():
     )
 
 
-OUTSIDE = "/tmp/exgrpo-code-test-secret"
+OUTSIDE = f"{tempfile.gettempdir()}/exgrpo-code-test-{os.getpid()}"
 BREACHES = {  # each prints what is right if it succeeds
     "endless loop": "while True: pass",
     "sleep": "import time\ntime.sleep(60)\nprint(3)",
