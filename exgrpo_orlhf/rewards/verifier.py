@@ -150,7 +150,7 @@ class Verifier:
             return parts
         alone = replace(
             self, rewards=None, success_by=None, format=None, overlong_share=None, kind="exact", url=None,
-            tool=None, gets=None, max_failed_share=1.0, success_at=Verifier.success_at,
+            tool=None, gets=None, success_at=Verifier.success_at,
         )  # fmt: skip
         for reward in self.rewards:
             name = name_of(reward)
