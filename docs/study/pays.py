@@ -43,10 +43,11 @@ DESCRIBED = {"rare": CONFIRMED[:3], "rarer": TUNING, "once": TUNING}  # of every
 CONTROL = "on_policy"  # how the arms without replay begin
 # Seconds of a trained token and of an optimiser step, where a generated token is 1. On an H200 512 responses of at most
 # 80 tokens of SmolLM2-135M take 1.18 s to generate (vLLM in the process) and 0.26 s to train on
-# (docs/dev/performance.md, 28 November 2026; a step's own cost is in the latter).
+# (docs/dev/performance.md, 28 November 2026; a step's own cost is in the latter): generation is 82 % of a step.
+# The other price is assumed: where generation is 60 % of an on-policy step.
 TOKENS = (0.0, 0.0)
-SHORT = "H200, short responses"
-PRICES = {SHORT: (0.26 / 1.18, 0.0)}
+SHORT, DEAR = "H200, short responses", "generation 60 % of a step"
+PRICES = {SHORT: (0.26 / 1.18, 0.0), DEAR: (0.40 / 0.60, 0.0)}
 # Summed since the run's start, at each evaluation: tokens generated and trained on, optimiser steps; groups, those with
 # a signal; questions, different ones; rows trained on, replayed ones; successes, lucky ones of those that were checked;
 # what `rows_and_pulls` returns
@@ -282,6 +283,7 @@ def table(bed: str, result: Result) -> list[str]:
 FIGURES: dict[str, Callable[[str, Result], str]] = {
     "gain": lambda bed, result: shown(mean(result.gains(TOKENS))),
     "seconds": lambda bed, result: shown(mean(result.gains(PRICES[SHORT]))),
+    "dear": lambda bed, result: shown(mean(result.gains(PRICES[DEAR]))),
     "p_exact": lambda bed, result: p_value(result.p),
     "p": lambda bed, result: p_value(answers()[bed]),
     "arms": lambda bed, result: f"`{result.method}` against `{result.control}`",
