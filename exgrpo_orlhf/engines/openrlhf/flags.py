@@ -184,7 +184,7 @@ def needed_gpus(experiment: Experiment) -> int:
 
 def check_flags(flags: Mapping[str, Any]) -> None:
     """Raises ValueError for a flag that is refused, decided by a binding, or unknown, and for a value of another
-    kind than the flag takes."""
+    kind than the flag takes, or a whole number below 1."""
     for flag, value in flags.items():
         if flag in BOUND:
             raise ValueError(f"OpenRLHF.flags: {flag} is decided by {BOUND[flag]}; bind that, and leave the flag out")
@@ -197,15 +197,15 @@ def check_flags(flags: Mapping[str, Any]) -> None:
             raise ValueError(f"OpenRLHF.flags: OpenRLHF has no flag {flag!r}; {hint}")
         if wrong := refusal(value, PASSED_ON[flag]):
             raise ValueError(f"OpenRLHF.flags: {flag} {wrong} got {value!r}")
+        require(PASSED_ON[flag] is not int or value >= 1, f"OpenRLHF.flags: {flag} must be at least 1, got {value!r}")
 
 
 def _check_layout(experiment: Experiment, flags: Mapping[str, Any]) -> None:
     """Raises ValueError without vLLM engines, for a batch that the ranks do not divide, and for flags of a correction
     that is off."""
-    engines = flags.get("vllm.num_engines")
     require(
-        engines is not None and engines > 0,
-        f"OpenRLHF.flags: vllm.num_engines must be at least 1, got {engines!r}: responses come from vLLM engines",
+        "vllm.num_engines" in flags,
+        "OpenRLHF.flags: vllm.num_engines must be at least 1, got None: responses come from vLLM engines",
     )
     questions, unit = experiment.settings.questions_per_step, divisible_questions(experiment)
     train, rollout = (flags.get(f"{part}.micro_batch_size", 1) for part in ("train", "rollout"))

@@ -208,7 +208,7 @@ TABLES = {"passed on": passed_on(), "refused": flags.REFUSED, "decided by gin": 
 def table_of_the_engine(flag: str) -> str:
     kind = flags.PASSED_ON.get(flag)
     try:
-        flags.check_flags({flag: kind() if isinstance(kind, type) else 0.5})
+        flags.check_flags({flag: kind(1) if isinstance(kind, type) else 0.5})
     except ValueError as error:
         return "decided by gin" if "is decided by" in str(error) else "refused"
     return "passed on"

@@ -187,6 +187,9 @@ REFUSALS = {
     "a value for a switch": ([], {"train.colocate_all": 1}, r"train\.colocate_all takes bool, got 1"),
     "a switch for a value": ([], {"vllm.num_engines": True}, r"vllm\.num_engines takes int, got True"),
     "a number in quotes": ([], {"ds.zero_stage": "3"}, r"ds\.zero_stage takes int, got '3'"),
+    "no ranks": ([], {"actor.num_gpus_per_node": 0}, r"actor\.num_gpus_per_node must be at least 1, got 0"),
+    "fewer rows than none": ([], {"train.micro_batch_size": -4}, r"train\.micro_batch_size must be at least 1, got -4"),
+    "no tokens": ([], {"train.max_tokens_per_gpu": 0}, r"train\.max_tokens_per_gpu must be at least 1, got 0"),
     "a word for a share": ([], {"vllm.gpu_memory_utilization": "half"}, r"gpu_memory_utilization takes float, .*half"),
     "colocated on unlike numbers": ([], COLOCATED | {"vllm.num_engines": 2}, r"train\.colocate_all.* = 1 .* = 2"),
     "a reference model on unlike numbers, all colocated": (
