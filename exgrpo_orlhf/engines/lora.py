@@ -232,11 +232,17 @@ def merge(folder: Path, directory: Path) -> Path:
     import peft
 
     try:
-        base = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        base, revision = about.get("base_model_name_or_path"), about.get("revision") or "main"
     except (ValueError, AttributeError) as error:
         raise AdapterError(f"{folder / CONFIG} is damaged: it holds no settings of an adapter ({error})") from error
     if not base:
         raise AdapterError(f"{folder / CONFIG}: base_model_name_or_path is missing, so its base model is not known")
+    if revision != "main" and not Path(base).is_dir():  # another would fit too, unseen
+        raise AdapterError(
+            f"{folder / CONFIG}: the base model is revision {revision!r} of {base}; download that one (hf download "
+            "--revision), and put its folder into base_model_name_or_path"
+        )
     content = [f"{path.name} {files.sha256(path)}" for path in sorted(folder.iterdir()) if path.is_file()]
     replaceable = sorted(path for path in Path(base).glob("*") if path.is_file())  # of a base model in a folder
     content += [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in replaceable]

@@ -9,7 +9,7 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from run_builders import small_bindings, train_small
+from run_builders import flip, small_bindings, train_small
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -37,8 +37,20 @@ def test_the_same_run_writes_the_same_adapter_config(checkpoint):
     assert len(targets) == 14, "of two layers"
 
 
-def test_an_adapter_is_evaluated_as_the_checkpoint_that_it_is_of(checkpoint, monkeypatch, tmp_path):
-    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path))
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def adapter_like(checkpoint: Path, folder: Path, **settings) -> Path:
+    """A copy of the checkpoint's adapter with other settings."""
+    file = shutil.copytree(checkpoint / "adapter", folder) / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+    return folder
+
+
+def test_an_adapter_is_evaluated_as_the_checkpoint_that_it_is_of(checkpoint):
     (adapter, prompts), (of_run, of_checkpoint) = (
         evaluated_model.load(str(path)) for path in (checkpoint / "adapter", checkpoint)
     )
@@ -52,40 +64,35 @@ def test_an_adapter_is_evaluated_as_the_checkpoint_that_it_is_of(checkpoint, mon
     assert evaluated_model.load(str(checkpoint / "adapter"))[0].path == adapter.path, "it is merged once"
 
 
-def test_an_adapter_without_its_base_model_is_refused_by_name(checkpoint, monkeypatch, tmp_path):
-    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
-    for path in (checkpoint / "adapter").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    about = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**about, "base_model_name_or_path": str(tmp_path / "x")}))
-    with pytest.raises(evaluated_model.ModelError, match=r"cannot be merged into its base model .*/x"):
-        evaluated_model.load(str(tmp_path))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"base_model_name_or_path": "/no/such/x"}, r"cannot be merged into its base model .*/x"),
+        ({"base_model_name_or_path": "some/model", "revision": "v1"}, "the base model is revision 'v1' of some/model"),
+    ],
+)
+def test_an_adapter_whose_base_model_is_not_there_is_refused_by_name(checkpoint, tmp_path, settings, message):
+    """Another revision has the same shapes."""
+    with pytest.raises(evaluated_model.ModelError, match=message):
+        evaluated_model.load(str(adapter_like(checkpoint, tmp_path / "a", **settings)))
 
 
 def test_an_adapter_is_not_merged_into_another_model_than_the_one_it_was_trained_on(
-    checkpoint, warm_model, raw_model, monkeypatch, tmp_path
+    checkpoint, warm_model, raw_model, tmp_path
 ):
     """Of the same shape, under the same path: peft would not notice."""
-    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
-    base, folder = (
-        shutil.copytree(warm_model, tmp_path / "base"),
-        shutil.copytree(checkpoint / "adapter", tmp_path / "a"),
-    )
-    about = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**about, "base_model_name_or_path": str(base)}))
+    base = shutil.copytree(warm_model, tmp_path / "base")
+    folder = adapter_like(checkpoint, tmp_path / "a", base_model_name_or_path=str(base), revision="of no folder")
     evaluated_model.load(str(folder))
     shutil.copy(raw_model / "model.safetensors", base)
     with pytest.raises(evaluated_model.ModelError, match=r"was trained on other weights than .* has now"):
         evaluated_model.load(str(folder))
 
 
-def test_an_adapter_of_a_damaged_checkpoint_is_refused(checkpoint, monkeypatch, tmp_path):
-    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+def test_an_adapter_of_a_damaged_checkpoint_is_refused(checkpoint, tmp_path):
     copy = shutil.copytree(checkpoint, tmp_path / checkpoint.name)
     file = copy / "adapter" / "adapter_model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    flip(file)
     with pytest.raises(evaluated_model.ModelError, match=rf"{file}: the content is not what was saved"):
         evaluated_model.load(str(copy / "adapter"))
 
@@ -116,19 +123,14 @@ FOREIGN = {  # what is done to the tensors (by name), and to the configuration â
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_an_incomplete_or_foreign_adapter_is_neither_merged_nor_kept_in_the_cache(
-    name, checkpoint, monkeypatch, tmp_path
-):
-    change, config, message = FOREIGN[name]
-    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
-    folder = shutil.copytree(checkpoint / "adapter", tmp_path / "foreign")
+def test_an_incomplete_or_foreign_adapter_is_neither_merged_nor_kept_in_the_cache(name, checkpoint, cache, tmp_path):
+    change, settings, message = FOREIGN[name]
+    folder = adapter_like(checkpoint, tmp_path / "foreign", **settings)
     save_file(change(load_file(folder / "adapter_model.safetensors")), folder / "adapter_model.safetensors")
-    about = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**about, **config}))
     for load in (evaluated_model.load, lambda path: PretrainedModel(path).prepare()):
         with pytest.raises(ValueError, match=rf"{folder}: .*{message}"):
             load(str(folder))
-    assert not [*(tmp_path / "cache").glob("merged-*")]
+    assert not [*cache.glob("merged-*")]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
