@@ -143,15 +143,6 @@ class Adapter:
         peft.set_peft_model_state_dict(self._wrapped, state)
 
 
-def refuse_targets(folder: str | Path, settings: LoRA) -> None:
-    """Raises AdapterError for targets that the model of the folder does not have, or that cannot be merged. It takes
-    no memory for weights."""
-    loading: Any = transformers.AutoModelForCausalLM
-    with torch.device("meta"):
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        insert(loading.from_config(config), settings, folder)
-
-
 def insert(model: PreTrainedModel, settings: LoRA, base: str | Path) -> tuple[Any, dict[str, Any]]:
     """Puts an adapter into the model. Returns peft's model around it, and the layers that have A and B. Raises
     AdapterError for targets that the model does not have, or that cannot be merged."""

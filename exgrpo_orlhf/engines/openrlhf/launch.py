@@ -15,7 +15,7 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from ...settings import OpenRLHF
 from ...stopping import StopRequest
 from ...workers.fork_server import close_workers
 from ..engine import RunSpec
-from ..lora import refuse_targets
 from ..model import changes_logits, too_few_positions
 from . import cpu, estimates, packed_attention, universal
 from . import flags as openrlhf_flags
@@ -148,14 +147,28 @@ def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool)
         flags |= cpu.FLAGS
     line = openrlhf_flags.command_line(experiment, flags, model_path, state, resume=resume)
     output = io.StringIO()
+    import openrlhf.utils
+    import ray
+
+    def parsed(args: Any) -> None:
+        raise _Parsed(args)
+
     try:
-        with _stopped_after_parsing(line), contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+        # OpenRLHF parses its arguments under `if __name__ == "__main__"` and then trains. Here the first function that
+        # it calls raises _Parsed instead.
+        with (
+            patch.object(sys, "argv", [_PROGRAM, *openrlhf_flags.as_arguments(line)]),
+            patch.object(openrlhf.utils, "get_strategy", parsed),
+            patch.object(ray, "is_initialized", lambda: True),
+            contextlib.redirect_stderr(output),
+            contextlib.redirect_stdout(output),
+        ):
             runpy.run_module(_PROGRAM, run_name="__main__")
-    except _Parsed as parsed:
-        args = parsed.args[0]
-    except SystemExit as error:
-        message = output.getvalue().strip().splitlines()[-1:] or [str(error)]
-        raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {message[0].partition('error: ')[2]}") from None
+    except _Parsed as error:
+        args = error.args[0]
+    except SystemExit:
+        message = output.getvalue().strip().rpartition("error: ")[2]
+        raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {message}") from None
     except (AssertionError, ValueError) as error:
         raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {error}") from None
     else:
@@ -168,24 +181,6 @@ def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool)
         args.ds.attn_implementation = packed_attention.ATTENTION if args.ds.packing_samples else "sdpa"
         log.info("flash-attn is not installed: attention is computed by %s", args.ds.attn_implementation)
     return args
-
-
-@contextlib.contextmanager
-def _stopped_after_parsing(flags: Mapping[str, Any]) -> Iterator[None]:
-    """OpenRLHF parses its arguments under `if __name__ == "__main__"` and then trains. Within this context the first
-    function that it calls raises _Parsed instead."""
-    import openrlhf.utils
-    import ray
-
-    def parsed(args: Any) -> None:
-        raise _Parsed(args)
-
-    with (
-        patch.object(sys, "argv", [_PROGRAM, *openrlhf_flags.as_arguments(flags)]),
-        patch.object(openrlhf.utils, "get_strategy", parsed),
-        patch.object(ray, "is_initialized", lambda: True),
-    ):
-        yield
 
 
 def _check_shapes(experiment: Experiment, args: Any) -> None:
@@ -265,7 +260,7 @@ def _check_work(
             "batches"
         )
     if experiment.lora.rank is not None:
-        refuse_targets(model_path, experiment.lora)
+        estimates.parameters_of(config, experiment.lora)  # which refuses targets that there are none of
     prompts = PromptEncoder(experiment.prompts, tokenizer)
     prompts.check_prompts([*questions, *validation])
     if begins and experiment.experience:
