@@ -15,7 +15,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...objective.products import use_onednn
 from ...sampling import EngineLost
-from ...weights import WeightsError
 from ..model import too_few_positions
 
 
@@ -55,14 +54,9 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 
 def load(path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A causal language model, for training and for evaluation. Raises WeightsError if it lacks weights: transformers
-    would fill them with random numbers."""
+    """A causal language model, for training and for evaluation. `weights.check_model_files` has compared its files."""
     loader: Any = AutoModelForCausalLM
-    model, loading = loader.from_pretrained(
-        path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, output_loading_info=True
-    )
-    if missing := loading["missing_keys"]:
-        raise WeightsError(f"{path} lacks {len(missing)} of its weights ({min(missing)}): they would be random numbers")
+    model = loader.from_pretrained(path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False)
     loaded: PreTrainedModel = model.to(device).eval()  # with dropout, the log-probs would be those of another policy
     use_onednn(loaded)
     return loaded
