@@ -162,7 +162,7 @@ class TorchEngine(Engine):
     # -- save ---------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> Files:
-        """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/, hashed as it is written.
+        """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/.
 
         With LoRA the weights are merged, and the adapter is in the subfolder adapter/: the run goes on from that.
         """

@@ -284,10 +284,8 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         """
         parts, tag, first = Path(folder) / "_actor", f"global_step{step}", self.strategy.is_rank_0()
         self.strategy.save_ckpt(self.actor.model, str(parts), tag, KEEP_ALL, KEEP_ALL, {"global_step": step})
-        patterns = (
-            f"*pp_rank_{torch.distributed.get_rank()}_*",
-            *(["mp_rank_*"] if first else []),
-        )  # as DeepSpeed names them
+        # As DeepSpeed names them
+        patterns = [f"*pp_rank_{torch.distributed.get_rank()}_*", *(["mp_rank_*"] if first else [])]
         written = [path for pattern in patterns for path in (parts / tag).glob(pattern)]
         if self.actor.adapter is None:
             average = self.strategy.args.train.enable_ema

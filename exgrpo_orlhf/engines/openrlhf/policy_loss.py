@@ -40,13 +40,8 @@ class MixedLoss(nn.Module):
         """
         super().__init__()
         self.loss = replace(loss, entropy_coef=0.0)
-        self.rows, self.gas, self.single_step, self.openrlhf_loss, self.ahead = (
-            rows,
-            gas,
-            single_step,
-            openrlhf_loss,
-            ahead,
-        )
+        self.rows, self.gas, self.openrlhf_loss = rows, gas, openrlhf_loss
+        self.single_step, self.ahead = single_step, ahead
         self.corrects = openrlhf_loss.is_correction_level != "off" and not ahead
         self.replayed = torch.zeros(0, dtype=torch.bool)  # (R,) of the micro-batch that comes next
         self.mixed = False  # whether the whole batch has a replayed row, on whatever rank
@@ -109,9 +104,8 @@ class MixedLoss(nn.Module):
             self.totals[name] += value
         count = max(sums["tokens"], 1)
         clip_ratio, kl = (torch.tensor(sums[name] / count, device=loss.device) for name in ("clipped", "kl"))
-        if not self.corrects:
-            return loss, clip_ratio, kl, None, None
-        return loss, clip_ratio, kl, gap.sum() / count, filtered.sum() / count
+        corrected = (gap.sum() / count, filtered.sum() / count) if self.corrects else (None, None)
+        return loss, clip_ratio, kl, *corrected
 
     def _correction(self, old: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
         """(R, A) log-probs under the trainer's π_old and the vLLM engine's π_rollout, which have the same weights but
