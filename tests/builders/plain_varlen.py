@@ -22,7 +22,8 @@ def varlen_attn(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """query: (N, H·G, D); key, value: (M, H, D). The last query of a span sees its last key."""
-    assert window_size == (-1, 0), "causal"
+    left, right = window_size  # keys before the one at a query's own place; -1: all of them
+    assert right == 0, "causal"
     assert query.dtype == key.dtype == value.dtype
     assert query_ends.dtype == key_ends.dtype == torch.int32
     spans = [list(pairwise(ends.cpu().tolist())) for ends in (query_ends, key_ends)]
@@ -35,7 +36,8 @@ def varlen_attn(
         k, v = (x[first:last].float().repeat_interleave(grouped, 1).transpose(0, 1) for x in (key, value))
         scores = q @ k.transpose(1, 2) * (query.shape[-1] ** -0.5 if scale is None else scale)
         places = torch.arange(last - first, device=query.device)
-        hidden = places > (places[:, None] + (last - first) - (end - begin))[: end - begin]
+        ahead = places - (places[:, None] + (last - first) - (end - begin))[: end - begin]
+        hidden = (ahead > 0) | ((ahead < -left) & (left >= 0))
         results.append((scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1))
     return torch.cat(results).to(query.dtype)
 

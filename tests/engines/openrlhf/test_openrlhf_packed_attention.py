@@ -7,6 +7,7 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
 from openrlhf.models import Actor
+from plain_varlen import varlen_attn
 from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, Qwen3Config, modeling_flash_attention_utils
 
 from exgrpo_orlhf import config
@@ -21,26 +22,9 @@ MODELS = {"full": Qwen3Config(**SHAPE), "window": MistralConfig(**SHAPE, sliding
 LENGTHS, PROMPT = (9, 2, 5, 12), 1
 
 
-def plain_varlen(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
-    """varlen_attn's causal attention, (T, H, D), row by row."""
-    assert enable_gqa == (q.shape[1] != k.shape[1])
-    assert cu_q.dtype == torch.int32
-    assert int(cu_q.diff().max()) == max_q == max_k
-    left, right = window_size
-    assert right == 0
-    rows = []
-    for begin, end in zip(cu_q[:-1].tolist(), cu_q[1:].tolist(), strict=True):
-        one = (x[begin:end].transpose(0, 1)[None] for x in (q, k, v))
-        back = torch.arange(end - begin)[:, None] - torch.arange(end - begin)
-        seen = (back >= 0) & ((back <= left) | (left < 0))
-        call = torch.nn.functional.scaled_dot_product_attention
-        rows.append(call(*one, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)[0].transpose(0, 1))
-    return torch.cat(rows)
-
-
 @pytest.fixture
 def varlen(monkeypatch):
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", plain_varlen)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
 
 
 def actor_of(shape, attention: str, packed: bool, wrapper: type = MixedActor):
