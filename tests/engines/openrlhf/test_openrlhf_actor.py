@@ -58,11 +58,6 @@ def test_a_checkpoint_has_the_tokenizer_of_the_models_file(lora, tmp_path):
     assert tokenizer_file.load(folder)("What is 3 + 4?")["input_ids"] == ids
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_packing_is_accepted_for_attention_alone(raw_model, stage):
-    make_actor(raw_model, **{"ds.packing_samples": True, "ds.zero_stage": stage})
-
-
 def test_the_reference_of_a_kl_term_is_the_base_model_and_the_adapter_is_back_after_it(warm_model):
     """The log-probs are bit-identical to the base model's, and differ with the adapter before and after."""
     rows = probe_rows(18, ((4, 8), (3, 5)))
