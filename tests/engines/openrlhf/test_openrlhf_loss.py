@@ -175,29 +175,19 @@ def test_ranks_and_micro_batches_do_not_change_the_gradient(normalizer, layout, 
         torch.testing.assert_close(step, gradient, atol=2e-7, rtol=1e-5)
 
 
+@pytest.mark.parametrize("beside", [K - 1, 1])
 @on_layouts
-def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it(layout):
-    """Then π_θ/π_old is 1 for fresh rows, whatever was measured; stored rows keep their own log-probs."""
-    case = Case()
-    exact = [case.of_policy(i) if row.trajectory is None else case.behaviour[i] for i, row in enumerate(case.rows)]
+def test_the_only_step_of_a_batch_takes_the_policy_that_sampled_it_and_records_every_row_in_the_loss(layout, beside):
+    """Then π_θ/π_old is 1 for fresh rows, which have not been measured before; stored rows keep their own log-probs.
+    Over all ranks each is recorded under its position in the batch."""
+    case = Case(beside=beside)
+    stored = [row.trajectory and row.trajectory.behaviour_logprobs for row in case.rows]
+    exact = [case.of_policy(i) if logprobs is None else logprobs for i, logprobs in enumerate(stored)]
     value, gradient = case.plain(CONSTANT, exact)
-    status, (slope,) = case.fit(CONSTANT, **layout)
+    status, (slope,) = case.fit(CONSTANT, behaviour=stored, recorded=(recorded := []), **layout)
     torch.testing.assert_close(slope, gradient, atol=2e-7, rtol=1e-5)
     assert status["policy/loss"] == pytest.approx(value, rel=1e-5)
     assert status["policy/clip_share"] == status["policy/approx_kl"] == 0
-
-
-@pytest.mark.parametrize("beside", [K - 1, 1])
-@on_layouts
-def test_a_single_pass_records_every_row_in_the_loss_once(layout, beside):
-    """The fresh rows have not been measured before. Over all ranks each is recorded under its position in the batch."""
-    case = Case(beside=beside)
-    unknown = [row.trajectory and row.trajectory.behaviour_logprobs for row in case.rows]
-    status, slope = case.fit(CONSTANT, behaviour=unknown, recorded=(recorded := []), **layout)
-    expected_status, expected = case.fit(CONSTANT, **layout)
-    torch.testing.assert_close(slope, expected, atol=1e-9, rtol=1e-6)  # micro-batches are shuffled here
-    for name in ("policy/loss", "policy/clip_share", "policy/approx_kl"):
-        assert status[name] == pytest.approx(expected_status[name], rel=1e-5)
     assert sorted(i for i, _ in recorded) == [i for i, row in enumerate(case.rows) if row.in_loss]
     assert any(not row.in_loss for row in case.rows)
     for i, (logprobs, entropy) in recorded:

@@ -12,9 +12,9 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 import ray
 import torch
-from engine_builders import K, make_engine, sampled_batch
+from engine_builders import K, sampled_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
-from openrlhf_actor import LOSS, actor_weights, experience_of, fit, make_actor
+from openrlhf_actor import actor_weights, experience_of, fit, make_actor
 from run_builders import small_bindings
 
 from exgrpo_orlhf import checkpoints, config
@@ -23,7 +23,6 @@ from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.rank_passes import passes_by_rank
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.sampling import StepSeed
-from exgrpo_orlhf.settings import Optimizer
 from exgrpo_orlhf.training.run import train
 
 pytestmark = pytest.mark.openrlhf
@@ -69,23 +68,17 @@ def test_passes_have_every_row_once_within_the_budget_and_equally_many_on_each_r
         assert cost <= budget or len(part) == 1
 
 
-def test_packed_passes_cost_the_ranks_the_same():
-    """The slowest of 32 ranks with 256 rows has 1.02 of an even share of the tokens; as padded rows it had 1.76."""
+@pytest.mark.parametrize(
+    ("packed", "n", "ranks", "most"), [(True, 256, 32, 1.05), (True, 1024, 8, 1.02), (False, 1024, 8, 1.1)]
+)
+def test_passes_cost_the_ranks_much_the_same(packed, n, ranks, most):
+    """Of an even share of the tokens; with ZeRO-3 the ranks wait in every pass. Of 256 packed rows the slowest of 32
+    ranks has 1.02; as padded rows it had 1.76."""
     for seed in range(10):
-        rows = rows_of(256, seed)
-        of_ranks = costs(passes_by_rank(rows, 32768, 32, True), rows, True).sum(1)
-        assert of_ranks.max() < 1.05 * sum(map(len, rows)) / 32
-        rows = rows_of(1024, seed)
-        cost = costs(passes_by_rank(rows, 32768, 8, True), rows, True)
-        assert cost.shape[1] > 5
-        assert cost.max(0).sum() < 1.02 * sum(map(len, rows)) / 8, "with ZeRO-3 they wait in every pass"
-
-
-def test_padded_passes_cost_the_ranks_much_the_same():
-    for seed in range(10):
-        rows = rows_of(1024, seed)
-        cost = costs(passes_by_rank(rows, 32768, 8, False), rows, False)
-        assert cost.max(0).sum() < 1.1 * sum(map(len, rows)) / 8
+        rows = rows_of(n, seed)
+        cost = costs(passes_by_rank(rows, 32768, ranks, packed), rows, packed)
+        assert cost.max(0).sum() < most * sum(map(len, rows)) / ranks
+        assert cost.shape[1] > (5 if n > 1000 else 0)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -103,28 +96,6 @@ def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, 
     assert [len(e.sequences) for e in experiences] == [16, 16]
     token_ids = [ids[mask.bool()] for e in experiences for ids, mask in zip(e.sequences, e.attention_mask, strict=True)]
     assert all(torch.equal(one, row.sequences[0]) for one, row in zip(token_ids, rows, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("beside", "flags"),
-    [
-        (None, {}),
-        (1, {}),
-        (1, {"train.micro_batch_size": 1, "ds.packing_samples": True}),
-        (1, {"train.micro_batch_size": 1, "ds.zero_stage": 3}),
-    ],
-)
-def test_two_optimiser_steps_have_the_local_engines_loss_and_gradient_norm(warm_model, beside, flags):
-    """The mean over both steps; a step with other rows would have another norm. Rows that fill up short groups go
-    through the model and change nothing, even alone in a micro-batch."""
-    batch = sampled_batch(warm_model, beside=beside)
-    engine = make_engine(warm_model, optimizer=Optimizer(learning_rate=1e-9, steps_per_batch=2))
-    expected = engine.update(batch, LOSS).metrics
-    bindings = ("Optimizer.learning_rate = 1e-9", "Optimizer.steps_per_batch = 2")
-    metrics = fit(make_actor(warm_model, *bindings, **flags), batch)
-    for name in ("policy/loss", "policy/grad_norm"):
-        assert metrics[name] == pytest.approx(expected[name], rel=0.02, abs=1e-4)
 
 
 def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_the_same():
@@ -211,15 +182,9 @@ def average(actor) -> torch.Tensor:
     return torch.cat([p.detach().flatten().float().clone() for p in actor.ema_model.model.module.parameters()])
 
 
-def test_flags_of_execution_may_differ_when_a_run_is_resumed():
-    def of(**more):
-        return config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], [f"OpenRLHF.more_flags = {more!r}"]).config_hash
-
-    assert of(**{"train.max_tokens_per_gpu": 9216, "vllm.gpu_memory_utilization": 0.5}) == of()
-    assert of(**{"ds.zero_stage": 3}) != of()
-
-
-def test_the_number_of_ranks_may_differ_too_and_another_stage_is_named(tmp_path):
+def test_flags_of_execution_and_the_number_of_ranks_may_differ_in_a_resumed_run_and_another_stage_is_named(
+    tmp_path,
+):
     def of(**more):
         file = "engines/openrlhf_8gpu.gin"
         return dict(config.load(["toy.gin", file], [f"OpenRLHF.more_flags = {more!r}"]).identity)
@@ -227,6 +192,7 @@ def test_the_number_of_ranks_may_differ_too_and_another_stage_is_named(tmp_path)
     state = {"step": 1, "identity": of()}
     saved = checkpoints.save(tmp_path, 1, "an id", lambda folder: checkpoints.write_state(folder, state) or {}, keep=1)
     ranks = {"actor.num_gpus_per_node": 4, "ref.num_gpus_per_node": 4, "vllm.num_engines": 4}
+    assert of(**{"train.max_tokens_per_gpu": 9216, "vllm.gpu_memory_utilization": 0.5}) == state["identity"]
     assert checkpoints.read_state(saved, of(**ranks))["step"] == 1
     with pytest.raises(checkpoints.UnusableCheckpoint, match=r"'ds\.zero_stage': 2.* in the checkpoint, .*stage': 3"):
         checkpoints.read_state(saved, of(**ranks, **{"ds.zero_stage": 3}))
