@@ -107,8 +107,6 @@ def unpad_and_slice_tensor(
     (T,) of the tokens among the B·S. Position ids restart at 0 with each sequence: by this transformers, called without
     an attention mask, keeps the sequences apart. The label of a token is the next one in its padded row.
     """
-    if ring_attn_group is not None:
-        raise ValueError("ring attention needs flash_attn")
     places = attention_mask.flatten().nonzero().flatten()  # (T,)
     positions = attention_mask.long().cumsum(dim=-1) - 1  # (B, S)
     labels = sequences.roll(-1, dims=1)  # (B, S)

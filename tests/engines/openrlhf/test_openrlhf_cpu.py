@@ -15,7 +15,7 @@ if find_spec("ray") is None:  # which comes with OpenRLHF
 if torch.cuda.is_available():
     pytest.skip("the CPU test layout does nothing where there is CUDA", allow_module_level=True)
 
-from exgrpo_orlhf.engines.openrlhf import cpu, packed_attention
+from exgrpo_orlhf.engines.openrlhf import cpu
 
 
 @pytest.fixture
@@ -25,25 +25,6 @@ def in_new_process(monkeypatch):
         monkeypatch.setenv(name, value)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield lambda function, *args: pool.submit(function, *args).result(timeout=900)
-
-
-def test_packing_takes_real_tokens_only_and_values_return_to_their_places():
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [0, 1, 1, 1, 1]])
-    rows = torch.arange(15).view(3, 5) + 100
-    tokens, positions, labels, ring_padding, places = packed_attention.unpad_and_slice_tensor(rows, mask, None)
-
-    assert tokens.tolist() == [[102, 103, 104, 105, 106, 111, 112, 113, 114]]
-    assert positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2, 3]]
-    assert labels.tolist() == [[103, 104, 100, 106, 107, 112, 113, 114, 110]]  # the next in the padded row
-    assert torch.equal(packed_attention.gather_and_pad_tensor(tokens, None, ring_padding, places, 3, 5), rows * mask)
-    logits = torch.randn(1, 9, 7)
-    assert torch.equal(packed_attention.gather_and_pad_tensor(logits, None, 0, places, 3, 5)[mask.bool()], logits[0])
-
-
-def test_ring_attention_is_refused():
-    rows = torch.ones(1, 2, dtype=torch.long)
-    with pytest.raises(ValueError, match="ring attention"):
-        packed_attention.unpad_and_slice_tensor(rows, rows, object())
 
 
 def install_twice() -> dict:
