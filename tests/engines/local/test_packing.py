@@ -17,7 +17,6 @@ from engine_builders import (
     float32_error,
     make_engine,
     plain_stats,
-    trajectory,
     use_sgd,
     weights,
 )
@@ -34,6 +33,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from exgrpo_orlhf.doctor.parity import random_batch
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local import forward as forward_module
 from exgrpo_orlhf.engines.local.forward import PolicyForward
@@ -41,7 +41,7 @@ from exgrpo_orlhf.engines.local.packing import Packed, Span, Table, packed_batch
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
 from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
+from exgrpo_orlhf.records import MixedBatch, Rollout
 from exgrpo_orlhf.settings import LocalEngine, Optimizer
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
@@ -285,17 +285,6 @@ def test_packed_batches_hold_each_row_once_within_the_budget_and_a_prompts_rows_
         assert tokens > budget
 
 
-def test_what_is_measured_does_not_depend_on_the_budget():
-    forward = PolicyForward(model_of(LLAMA), 1.0, torch.float32)
-    rows = rows_of((30, (3, 9, 1, 25, 9)), (20, (4, 4, 4, 4)))
-    assert repeated_share(rows) > 0.5
-    expected = [plain_stats(forward.model, row.prompt, row.response) for row in rows]
-    for budget in (1, 60, 4096):
-        for measured, (logprobs, entropies) in zip(forward.measure(rows, budget), expected, strict=True):
-            assert measured.logprobs == pytest.approx(logprobs.numpy(), abs=1e-4)
-            assert measured.entropy == pytest.approx(float(entropies.mean()), abs=1e-4)
-
-
 # -- the update -------------------------------------------------------------------------------------------------------
 
 
@@ -310,20 +299,12 @@ def sharp_model(tmp_path_factory) -> Path:
     return folder
 
 
-def batch_of(short: int = 3) -> MixedBatch:
-    """Six groups with prompts of 23 tokens and responses of 1 to 8, the last three around a stored trajectory; one row
+def batch() -> MixedBatch:
+    """Six groups with prompts of 23 tokens and responses of up to 8, the last three around a stored trajectory; one row
     that could not be graded, and one group without a signal."""
-    rng = np.random.default_rng(0)
-    groups, rows = [], []
-    for g, question in enumerate(ModularChains(count=6, operands=(12,)).load()):
-        drawn = [rng.integers(2, 18, int(n)).astype(np.int32) for n in rng.integers(1, 9, K - (g >= short))]
-        fresh = tuple(Rollout(ids, "stop", Grade("wrong", 0.0)) for ids in drawn)
-        members = [*fresh, trajectory(rng, 5)] if g >= short else list(fresh)
-        advantages = rng.permutation([0.75, -0.25, -0.25, -0.25]) * (g != 1)
-        groups.append(RolloutGroup(question, fresh, planned_replay=g >= short))
-        rows.append([Row(question, one, float(a), True) for one, a in zip(members, advantages, strict=True)])
-    rows[0][2] = replace(rows[0][2], advantage=0.0, in_loss=False)
-    return MixedBatch(groups, rows, K)
+    made = random_batch(ModularChains(count=6, operands=(12,)).load(), K, 18, 8)
+    made.rows[1] = [replace(row, advantage=0.0) for row in made.rows[1]]
+    return made
 
 
 def updated(path: Path, pack: bool, **settings) -> tuple[torch.Tensor, list, TorchEngine]:
@@ -334,7 +315,7 @@ def updated(path: Path, pack: bool, **settings) -> tuple[torch.Tensor, list, Tor
     engine.forward.packs = pack
     use_sgd(engine, RATE)
     start = weights(engine)
-    stats = engine.update(batch_of(), MixedPolicyLoss(response_length=8, entropy_coef=0.01, kl_coef=0.1))
+    stats = engine.update(batch(), MixedPolicyLoss(response_length=8, entropy_coef=0.01, kl_coef=0.1))
     statistics = [*stats.policy_logprobs, *stats.behaviour_logprobs, np.array(stats.entropies)]
     return weights(engine) - start, [*statistics, np.array([stats.metrics["policy/approx_kl"]])], engine
 
@@ -342,8 +323,8 @@ def updated(path: Path, pack: bool, **settings) -> tuple[torch.Tensor, list, Tor
 def test_an_update_of_several_steps_and_passes_equals_that_of_padded_rows(sharp_model):
     moved, measured, engine = updated(sharp_model, pack=False)
     assert moved.abs().max() > 5e-3
-    bound = float32_error(weights(engine), batch_of(), moved, steps=4)
-    assert repeated_share(engine.forward_rows(batch_of())) > 0.5
+    bound = float32_error(weights(engine), batch(), moved, steps=4)
+    assert repeated_share(engine.forward_rows(batch())) > 0.5
     for settings in ({}, {"micro_batch_tokens": 50}, {"gradient_checkpointing": True}):
         ours, statistics, _ = updated(sharp_model, pack=True, **settings)
         torch.testing.assert_close(ours, moved, atol=bound, rtol=0)
