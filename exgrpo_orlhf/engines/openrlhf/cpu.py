@@ -28,7 +28,6 @@ FLAGS: dict[str, str | bool] = {
     "vllm.sync_backend": "gloo",  # with nccl the engine waits for ever without an error
     "vllm.enforce_eager": True,
     "ds.attn_implementation": "sdpa",
-    "ds.param_dtype": "bf16",  # vLLM's engine is bfloat16 in OpenRLHF
 }
 
 _KV_CACHE_BYTES = 64 * 2**20  # vLLM would take 95 % of the machine's memory, OpenRLHF's gpu_memory_utilization

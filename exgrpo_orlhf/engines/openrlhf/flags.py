@@ -201,8 +201,8 @@ def check_flags(flags: Mapping[str, Any]) -> None:
 
 
 def _check_layout(experiment: Experiment, flags: Mapping[str, Any]) -> None:
-    """Raises ValueError without vLLM engines, for a batch that the ranks do not divide, and for flags of a correction
-    that is off."""
+    """Raises ValueError without vLLM engines, for a batch that the ranks do not divide, for flags of a correction that
+    is off, and for what would fail, or train wrongly, later."""
     require(
         "vllm.num_engines" in flags,
         "OpenRLHF.flags: vllm.num_engines must be at least 1, got None: responses come from vLLM engines",
@@ -219,6 +219,23 @@ def _check_layout(experiment: Experiment, flags: Mapping[str, Any]) -> None:
     level = "algo.advantage.is_correction_level"
     idle = [flag for flag in flags if fnmatch(flag, "algo.advantage.is_correction_*")] if level not in flags else []
     require(not idle, f"OpenRLHF.flags: {', '.join(idle)} has no effect without {level}")
+    for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
+        require(
+            not flags.get(flag) or flags.get("train.colocate_all", False),
+            f"OpenRLHF.flags: {flag} needs train.colocate_all: nothing else uses that memory otherwise",
+        )
+    stage, dtype, average = flags.get("ds.zero_stage", 2), flags.get("ds.param_dtype", "bf16"), "train.enable_ema"
+    require(stage <= 3, f"OpenRLHF.flags: ds.zero_stage must be 1, 2 or 3, got {stage}")
+    require(dtype == "bf16", f"OpenRLHF.flags: ds.param_dtype must be bf16, as vLLM is, got {dtype!r}")
+    require(
+        not flags.get(average) or stage != 3,
+        f"OpenRLHF.flags: {average} with ds.zero_stage = 3: OpenRLHF's average would never move, because DeepSpeed "
+        "throws away what is written into gathered parameters; use ds.zero_stage = 2",
+    )
+    require(
+        not flags.get(average) or experiment.lora.rank is None,
+        f"OpenRLHF.flags: {average} cannot be used with LoRA.rank: OpenRLHF would average a model that has no adapter",
+    )
 
 
 def command_line(

@@ -47,11 +47,6 @@ class LaunchError(ValueError):
     """OpenRLHF's parser or its checks refuse the flags, or something that it needs is missing."""
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise LaunchError(f"OpenRLHF.flags: {message}")
-
-
 def launch(
     spec: RunSpec,
     model_path: str,
@@ -77,7 +72,6 @@ def launch(
         prepare(settings)
         args = parse(experiment, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = openrlhf_flags.needed_gpus(experiment)
-        _check_shapes(experiment, args)
         _check_work(experiment, model_path, spec.questions, begins=checkpoint is None)
         _check_memory(experiment, model_path)
         if checkpoint is not None:
@@ -149,6 +143,7 @@ def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool)
     output = io.StringIO()
     import openrlhf.utils
     import ray
+    from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
 
     def parsed(args: Any) -> None:
         raise _Parsed(args)
@@ -173,6 +168,10 @@ def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool)
         raise LaunchError(f"OpenRLHF.flags: OpenRLHF refuses them: {error}") from None
     else:
         raise LaunchError(f"{_PROGRAM} ended before its arguments were read: is this OpenRLHF 0.11.2?")
+    try:
+        PolicyLoss(**{name: value for name, value in vars(args.algo.advantage).items() if name.startswith("is_corr")})
+    except ValueError as error:
+        raise LaunchError(f"OpenRLHF.flags: algo.advantage.{error}") from None
     for message in re.findall(r"^\[Warning\] (.*)", output.getvalue(), re.MULTILINE):
         log.warning("OpenRLHF: %s", message)
     if settings.cpu_bench:  # OpenRLHF's checks switch flash attention on with packing
@@ -181,34 +180,6 @@ def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool)
         args.ds.attn_implementation = packed_attention.ATTENTION if args.ds.packing_samples else "sdpa"
         log.info("flash-attn is not installed: attention is computed by %s", args.ds.attn_implementation)
     return args
-
-
-def _check_shapes(experiment: Experiment, args: Any) -> None:
-    """Raises LaunchError for flags that would fail, or train wrongly, later."""
-    flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}
-    for flag in ("vllm.enable_sleep", "ds.enable_sleep"):
-        _require(
-            not flags.get(flag) or args.train.colocate_all,
-            f"{flag} needs train.colocate_all: nothing else uses that memory otherwise",
-        )
-    stage, dtype = args.ds.zero_stage, flags.get("ds.param_dtype", "bf16")
-    _require(stage in (1, 2, 3), f"ds.zero_stage must be 1, 2 or 3, got {stage}")
-    _require(dtype == "bf16", f"ds.param_dtype must be bf16, as vLLM is, got {dtype!r}")
-    _require(
-        not args.train.enable_ema or stage != 3,
-        "train.enable_ema with ds.zero_stage = 3: OpenRLHF's average would never move, because DeepSpeed throws away "
-        "what is written into gathered parameters; use ds.zero_stage = 2",
-    )
-    _require(
-        not args.train.enable_ema or experiment.lora.rank is None,
-        "train.enable_ema cannot be used with LoRA.rank: OpenRLHF would average a model that has no adapter",
-    )
-    from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
-
-    try:
-        PolicyLoss(**{name: value for name, value in vars(args.algo.advantage).items() if name.startswith("is_corr")})
-    except ValueError as error:
-        raise LaunchError(f"OpenRLHF.flags: algo.advantage.{error}") from None
 
 
 def _check_memory(experiment: Experiment, model_path: str) -> None:

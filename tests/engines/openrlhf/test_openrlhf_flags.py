@@ -204,7 +204,7 @@ REFUSALS = {
     "rows that do not divide in rollout": ([], {"rollout.micro_batch_size": 3}, r"rollout\.micro_batch_size = 3"),
     "rows that do not divide over ranks": ([], {"actor.num_gpus_per_node": 3}, "3 ranks"),
     "questions that do not divide into steps": (["Optimizer.steps_per_batch = 3"], {}, r"Optimizer\.steps_per_batch"),
-    "another ZeRO stage": ([], {"ds.zero_stage": 0}, r"ds\.zero_stage"),
+    "another ZeRO stage": ([], {"ds.zero_stage": 4}, r"ds\.zero_stage must be 1, 2 or 3, got 4"),
     "an average on ZeRO-3": ([], {"train.enable_ema": True, "ds.zero_stage": 3}, r"train\.enable_ema"),
     "an average with an adapter": (
         ["LoRA.rank = 2"],
