@@ -172,10 +172,6 @@ class Case:
         """Log-probs of row i under the current policy, (T,)."""
         return self.now[i, self.places[i]]
 
-    def experiences(self, args: Any, behaviour: list[np.ndarray | None] | None = None) -> list[Any]:
-        """Those that OpenRLHF's train_step gives to its ranks."""
-        return experiences_of(args, self.batch, self.forward, behaviour or self.behaviour)
-
     def plain(self, loss: MixedPolicyLoss, behaviour: list[np.ndarray] | None = None) -> tuple[float, torch.Tensor]:
         """Loss and gradient (R, W) of the same rows, computed as one optimiser step of the local engine without
         micro-batches."""
@@ -222,7 +218,7 @@ class Case:
         forward: called instead of MixedLoss.forward; recorded: gets what all ranks have recorded, by row
         """
         args = arguments(loss, *bindings, **flags)
-        experiences = self.experiences(args, behaviour)
+        experiences = experiences_of(args, self.batch, self.forward, behaviour or self.behaviour)
         ranks, each = args.actor.num_gpus_per_node, len(experiences) // args.actor.num_gpus_per_node
         assert each * ranks == len(experiences)
 

@@ -140,6 +140,8 @@ def test_no_term_no_flag_and_no_clipping_are_none_for_openrlhf_and_deepspeed_too
     assert (args.algo.kl.init_coef, args.algo.kl.use_loss, args.actor.entropy_coef) == (0.0, False, None)
     assert args.actor.max_norm == 0.0, "DeepSpeed clips to a positive norm alone"
     assert parsed(load(raw_model, "MixedPolicyLoss.entropy_coef = 0.003")).actor.entropy_coef == 0.003
+    kl = parsed(load(raw_model, "MixedPolicyLoss.kl_coef = 0.1", "LoRA.rank = 4")).algo.kl
+    assert (kl.init_coef, kl.use_loss) == (0.0, False), "the reference is the model without its adapter"
 
 
 def test_packing_does_not_switch_flash_attention_on_without_cuda(raw_model):

@@ -104,9 +104,3 @@ def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_a
     assert {stored for _, stored in planned} == {True, False}
     assert all(stored == (correct == 0) for correct, stored in planned), "only where none of its rollouts succeeds"
     assert sum(row["replay/injected"] for row in done) > 0 < sum(row["replay/candidates_scored"] for row in done)
-
-
-def test_a_kl_term_with_lora_starts_no_reference_model(warm_model):
-    args = make_actor(warm_model, *LORA, "MixedPolicyLoss.kl_coef = 0.1").strategy.args
-    assert args.algo.kl.init_coef == 0
-    assert not args.algo.kl.use_loss

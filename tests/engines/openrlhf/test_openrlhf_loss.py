@@ -13,7 +13,7 @@ import torch
 from openrlhf.models import PolicyLoss
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
 from openrlhf_actor import make_actor, update
-from openrlhf_ranks import Case, K, arguments, entropy_of
+from openrlhf_ranks import Case, K, arguments, entropy_of, experiences_of
 
 from exgrpo_orlhf.engines.openrlhf.experience_maker import as_experience
 from exgrpo_orlhf.engines.openrlhf.policy_loss import MixedLoss
@@ -276,7 +276,8 @@ def test_an_ungradable_row_that_is_a_micro_batch_of_its_own_reaches_the_end_of_t
 def test_a_row_reaches_the_actor_bit_identical(layout):
     """Through concatenation, splitting, removal of padding and batching, in whatever order."""
     case = Case()
-    e = micro_batch(case.experiences(arguments(MixedPolicyLoss(), **layout)))
+    args = arguments(MixedPolicyLoss(), **layout)
+    e = micro_batch(experiences_of(args, case.batch, case.forward, case.behaviour))
     seen = []
     for j, sequence in enumerate(e.sequences):
         i = int(sequence[0])

@@ -53,10 +53,8 @@ ONE_BY_ONE = {"train.micro_batch_size": 1}
     "flags",
     [
         ONE_BY_ONE,
-        {**ONE_BY_ONE, "ds.packing_samples": True},
-        {**ONE_BY_ONE, "actor.gradient_checkpointing_enable": True},
+        {**ONE_BY_ONE, "ds.packing_samples": True, "actor.gradient_checkpointing_enable": True},
         {**ONE_BY_ONE, "ds.zero_stage": 3},
-        {"ds.packing_samples": True},
         {"train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 96, "rollout.max_tokens_per_gpu": 96},
     ],
     ids=lambda flags: "-".join(flag.rpartition(".")[2] for flag in flags),

@@ -24,12 +24,8 @@ class Engine(weight_sync.WeightReceiver):
     """vLLM's worker and OpenRLHF's actor around it in one, in this process. sent: what the actor broadcasts"""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.device, self.model_config, self.calls, self.weights = (
-            torch.device("cpu"),
-            SimpleNamespace(dtype=dtype),
-            0,
-            {},
-        )
+        self.device, self.model_config = torch.device("cpu"), SimpleNamespace(dtype=dtype)
+        self.calls, self.weights = 0, {}
         self.model_runner, self._model_update_with_ray = SimpleNamespace(model=self), False
         self._model_update_group = self
 
