@@ -57,25 +57,20 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def merged_by_hand(base, matrices, settings=LORA) -> dict[str, torch.Tensor]:
-    """W + (alpha / rank) · B A in the dtype of `base`, by the names of its weights."""
-    weights = {name: p.detach() for name, p in base.named_parameters()}
-    for name, a in matrices.items():
-        if ".lora_A." in name:
-            b = matrices[name.replace(".lora_A.", ".lora_B.")]
-            target = name.partition(".lora_A.")[0] + ".weight"
-            weights[target] = weights[target] + settings.scale_numerator / settings.rank * (b @ a)
-    return weights
-
-
 class Merged:
-    """A model of merged weights that autograd sees through."""
+    """A model of weights W + (alpha / rank) · B A, which autograd sees through. matrices: A and B by their names"""
 
     def __init__(self, base, matrices):
         self.base, self.matrices = base, matrices
 
     def __call__(self, **inputs):
-        return functional_call(self.base, merged_by_hand(self.base, self.matrices), kwargs=inputs)
+        weights = {name: p.detach() for name, p in self.base.named_parameters()}
+        for name, a in self.matrices.items():
+            if ".lora_A." in name:
+                b = self.matrices[name.replace(".lora_A.", ".lora_B.")]
+                target = name.partition(".lora_A.")[0] + ".weight"
+                weights[target] = weights[target] + LORA.scale_numerator / LORA.rank * (b @ a)
+        return functional_call(self.base, weights, kwargs=inputs)
 
 
 @pytest.mark.parametrize(

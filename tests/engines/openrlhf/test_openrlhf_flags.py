@@ -169,11 +169,8 @@ def test_parsing_leaves_no_trace(raw_model):
 
 # -- layouts and settings that cannot be run --------------------------------------------------------------------------
 
-KL, COLOCATED, BESIDE = (
-    ["MixedPolicyLoss.kl_coef = 0.1"],
-    {"train.colocate_all": True},
-    {"train.colocate_actor_ref": True},
-)
+KL = ["MixedPolicyLoss.kl_coef = 0.1"]
+COLOCATED, BESIDE = {"train.colocate_all": True}, {"train.colocate_actor_ref": True}
 DIVERGENCE = {f"{CORRECTION}level": "token", f"{CORRECTION}gating": "tv"}
 REFUSALS = {
     "one rollout a question": (["train.group_size = 1"], {}, r"train\.group_size"),

@@ -3,6 +3,8 @@ arguments takes its place, because it needs CUDA."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
@@ -33,20 +35,11 @@ def actor_of(shape, attention: str, packed: bool, wrapper: type = MixedActor):
     actor = wrapper.__new__(wrapper)
     torch.nn.Module.__init__(actor)
     model = AutoModelForCausalLM.from_config(shape, attn_implementation=attention)
-    actor.model = model if wrapper is Actor else Engine(model)
+    engine = partial(model)  # stands for DeepSpeed's
+    engine.module = model
+    actor.model = model if wrapper is Actor else engine
     actor.temperature, actor.packing_samples, actor.is_vlm = 0.9, packed, False
     return actor, model
-
-
-class Engine(torch.nn.Module):
-    """Stands for DeepSpeed's engine."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, *args, **kwargs):
-        return self.module(*args, **kwargs)
 
 
 def batch():
