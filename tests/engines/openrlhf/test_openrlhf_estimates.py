@@ -63,16 +63,6 @@ def test_the_sums_are_those_that_were_made_by_hand(layout):
         assert sums(papers(layout, KL), model).reference / 1e9 == pytest.approx(reference, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "rollout", "cache"),
-    [({}, 78.4, 484_000), ({"vllm.gpu_memory_utilization": 0.45}, 66.4, 275_000)],
-)
-def test_a_reference_model_stays_beside_vllm(flags, rollout, cache):
-    estimate = sums(load("8gpu", KL, **flags), QWEN_7B)
-    assert estimate.rollout / 1e9 == pytest.approx(rollout, abs=0.1)
-    assert estimate.cache == pytest.approx(cache, abs=500)
-
-
 @pytest.mark.parametrize(("gpu", "total", "days"), [("A100", 550, 69), ("H100", 210, 27)])
 def test_the_hours_are_those_that_were_made_by_hand(gpu, total, days):
     """The sum of docs/cluster.md, whose totals are rounded to tens."""
