@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -25,6 +25,7 @@ from .evaluated_model import RequestBuilder
 from .provenance import git_commit, now, versions
 from .responses import Episodes, Key, respond
 from .results import summarise
+from .results_folder import ResultsFolder
 from .sample_grading import check_golds, graded, verdicts
 from .samples import Sample, SampleFile, prompt_hash
 from .sets import BenchmarkSet
@@ -131,7 +132,9 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             names = [test_set.benchmark.name for test_set in plan.sets]
             files = {name: SampleFile(out / name / results_folder.SAMPLES) for name in names}
             done = _done(files, requests)
-            earlier, others = _finished(out, files) if (out / results_folder.RESULTS).exists() else (_NOTHING, {})
+            has_results = (out / results_folder.RESULTS).exists()
+            finished = ResultsFolder.read(out, without=files) if has_results else ResultsFolder(out, _NOTHING, {}, {})
+            earlier, others = finished.results, finished.files
             write_json(out / results_folder.CONFIG, config)
             if len(done) < len(requests):
                 _generate(plan, out, list(requests.values()), done, files, engine, stop)
@@ -163,7 +166,8 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
     GradingError.
     """
     with claim(out, resume=True):
-        before, files = _finished(out)
+        finished = ResultsFolder.read(out)
+        before, files = finished.results, finished.files
         config = results_folder.read_config(out)
         grader = Verifier("math", timeout=timeout, workers=workers, max_failed_share=1.0)
         try:
@@ -255,16 +259,6 @@ def _begin_session(out: Path, session: dict[str, Any]) -> None:
             "another folder"
         )
     write_json(path, [*(earlier for earlier in sessions if earlier != session), session])
-
-
-def _finished(out: Path, but: Collection[str] = ()) -> tuple[results_folder.Results, dict[str, SampleFile]]:
-    """The results of a folder, and the files of its benchmarks except `but`. Raises FolderError if one of these was
-    extended and did not come to its end."""
-    results = results_folder.read_results(out)
-    files = {name: SampleFile(out / name / results_folder.SAMPLES) for name in results["benchmarks"] if name not in but}
-    for name, file in files.items():
-        results_folder.check_count(file.path, (line.row for line in file.keys), results["benchmarks"][name])
-    return results, files
 
 
 def _done(files: Mapping[str, SampleFile], requests: Mapping[Key, Request]) -> set[Key]:

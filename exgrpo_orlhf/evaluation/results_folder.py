@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,20 +115,6 @@ def _read(path: Path, fix: str) -> Any:
         raise FolderError(f"{path} is damaged, it is not JSON ({error}); {fix}") from error
 
 
-def check_count(path: Path, rows: Iterable[int], benchmark: Mapping[str, Any]) -> None:
-    """Raises FolderError unless samples.jsonl holds as many samples of each question as results.json counts.
-
-    rows: the row of each sample in the file; benchmark: its entry in results.json
-    """
-    counts = Counter(rows)
-    questions, samples = benchmark["questions"], benchmark["samples"]
-    if list(counts.values()) != [samples] * questions:
-        raise FolderError(
-            f"{path} holds {counts.total():,} samples, {RESULTS} counts {questions * samples:,} ({samples} for each of "
-            f"{questions} questions): run or regrade the evaluation to its end first"
-        )
-
-
 @dataclass(frozen=True)
 class ResultsFolder:
     """A finished evaluation. lines: benchmark -> its samples without their texts, by row and sample"""
@@ -139,13 +125,22 @@ class ResultsFolder:
     lines: dict[str, list[Line]]
 
     @classmethod
-    def read(cls, path: Path) -> ResultsFolder:
-        """Raises FolderError if there are no results, or the samples are not those counted, ValueError."""
+    def read(cls, path: Path, without: Collection[str] = ()) -> ResultsFolder:
+        """without: benchmarks whose samples are not read.
+
+        Raises FolderError if there are no results, or not as many samples of each question as they count; ValueError.
+        """
         results = read_results(path)
-        files = {key: SampleFile(path / key / SAMPLES) for key in results["benchmarks"]}
+        files = {key: SampleFile(path / key / SAMPLES) for key in results["benchmarks"] if key not in without}
         lines = {key: sorted(file.keys) for key, file in files.items()}
-        for key, benchmark in results["benchmarks"].items():
-            check_count(files[key].path, (line.row for line in lines[key]), benchmark)
+        for key, file in files.items():
+            counts, benchmark = Counter(line.row for line in lines[key]), results["benchmarks"][key]
+            questions, samples = benchmark["questions"], benchmark["samples"]
+            if list(counts.values()) != [samples] * questions:
+                raise FolderError(
+                    f"{file.path} holds {counts.total():,} samples, {RESULTS} counts {questions * samples:,} "
+                    f"({samples} for each of {questions} questions): run or regrade the evaluation to its end first"
+                )
         return cls(path, results, files, lines)
 
     def samples(self, benchmark: str, lines: Sequence[Line]) -> list[Sample]:
