@@ -45,9 +45,15 @@ def read_text(path: Path, binding: str = "") -> str:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a whole file. Text is UTF-8; half a surrogate pair, which a model may write, becomes an XML reference."""
+    """Write a whole file; into a pipe or a device, such as /dev/stdout, and behind a link, which both stay.
+
+    Text is UTF-8; half a surrogate pair, which a model may write, becomes an XML reference.
+    """
     data = content if isinstance(content, bytes) else content.encode("utf-8", errors="xmlcharrefreplace")
-    with replacing(path) as partial:
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    with replacing(path.resolve()) as partial:
         partial.write_bytes(data)
 
 

@@ -104,10 +104,7 @@ def _check_overlap(arguments: argparse.Namespace) -> int:
     report = compare(train, tests)
     print(report.table())
     if arguments.json:
-        if arguments.json.exists() and not arguments.json.is_file():  # /dev/stdout, a pipe
-            arguments.json.write_text(json.dumps(report.as_json(), indent=1) + "\n", "ascii")
-        else:
-            write_json(arguments.json.resolve(), report.as_json())
+        write_json(arguments.json, report.as_json())
     if arguments.write_clean and len(report.train_rows) == report.rows:
         raise ValueError(f"every row of {train.path} overlaps: {arguments.write_clean} would be empty, and is not made")
     if arguments.write_clean:

@@ -1,8 +1,13 @@
-"""A file that a script cannot write is refused before the work, with the reason."""
+"""Where a script writes: what it cannot write is refused before the work, and what is no file stays what it is."""
 
 from __future__ import annotations
 
+import os
+import threading
+
 import pytest
+
+from exgrpo_orlhf.files import write
 
 OUTPUTS = [
     ("grade.py", ["--in", "rows.jsonl"], "--out"),
@@ -24,3 +29,19 @@ def test_an_output_that_cannot_be_written_is_refused_with_the_reason(script, mor
         assert done.stderr.strip().endswith(why)
         assert f"argument {option}: " in done.stderr
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+def test_a_pipe_and_a_link_stay_and_get_what_is_written(tmp_path):
+    """A file in the place of /dev/null would break the machine for root."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    texts = []
+    reader = threading.Thread(target=lambda: texts.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write(pipe, "text")
+    reader.join(10)
+    assert (texts, pipe.is_fifo()) == (["text"], True)
+    link.symlink_to(tmp_path / "file")
+    for text in ("first", "second"):
+        write(link, text)
+        assert (link.is_symlink(), (tmp_path / "file").read_text()) == (True, text)
