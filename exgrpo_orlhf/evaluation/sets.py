@@ -111,6 +111,8 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
     else:
         names = " or ".join([_prepared_name(benchmark), *(file.name for file in benchmark.files)])
         raise Unavailable(f"there is no {names} in {', '.join(map(str, places))}; give its folder with --data")
+    if benchmark.by and not any("group" in question.meta for _, question in rows):
+        notes.append(f"no scores by {benchmark.by}: no question of this set has it")
     if not rows:
         raise BenchmarkError(f"benchmark {benchmark.name!r}: {source} holds no questions; was it written to the end?")
     chosen = rows if limit is None else _chosen(rows, limit)
@@ -155,9 +157,7 @@ def _from_file(benchmark: Benchmark, path: Path, file: SetFile, notes: list[str]
         notes.append(file.note)
     if present:
         _check_columns(str(path), convert.columns, present, f"correct `files` of benchmark {benchmark.name!r}")
-        if file.convert == _PREPARED and benchmark.by and benchmark.by not in present:
-            notes.append(f"no scores by {benchmark.by}: the prepared file has no such column")
-        else:
+        if file.convert != _PREPARED:
             _check_columns(str(path), fields, present, f"correct `by` of benchmark {benchmark.name!r}")
     return _questions(benchmark, rows, convert, str(path))
 
@@ -184,8 +184,7 @@ def _from_hub(benchmark: Benchmark, public: PublicSet, places: Sequence[Path]) -
             f"{public.name}.parquet: --data FOLDER"
         ) from error
     _check_columns(public.id, public.convert.columns, table.column_names, f"correct {binding}")
-    by = (benchmark.by,) if benchmark.by in table.column_names else ()
-    rows = table_rows(table, (*public.convert.columns, *filter(None, by)))
+    rows = table_rows(table, (*public.convert.columns, *filter(None, [benchmark.by])))
     return _questions(benchmark, rows, public.convert, public.id)
 
 

@@ -196,7 +196,14 @@ def test_folders_are_searched_in_their_order_whatever_the_name_of_the_file(tmp_p
     assert (question.prompt, question.meta) == ("two?", {"group": "5"})
     questions = sets.load(benchmark, (first,), None)
     assert (questions.rows[0][1].prompt, questions.rows[0][1].meta) == ("prepared?", {})
-    assert "no scores by level: the prepared file has no such column" in questions.notes
+    assert "no scores by level: no question of this set has it" in questions.notes
+
+
+def test_scores_by_a_field_that_the_questions_made_here_do_not_have_are_missed_in_a_note(tmp_path):
+    made = {"files": "[]", "verifier": '"modular_chain"', "chains": "{ count = 4 }"}
+    assert sets.load(mine(tmp_path, **made, by='"operands"'), (), None).notes == ()
+    (note,) = sets.load(mine(tmp_path, **made, by='"oprands"'), (), None).notes
+    assert note == "no scores by oprands: no question of this set has it"
 
 
 # -- errors, before anything is generated -----------------------------------------------------------------------------
