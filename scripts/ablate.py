@@ -141,6 +141,8 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
 
 def _comparison(tracking: Tracking, group: str, baseline: str | None, metric: str) -> str:
     """The command that compares the variants."""
+    if not tracking.enabled:
+        return "Tracking.enabled = False: MLflow has nothing of this study to compare"
     command = ["python", "scripts/compare.py", "--experiment", tracking.experiment, "--group", group]
     command += ["--uri", without_password(tracking.uri)] if tracking.uri else []
     return shlex.join([*command, *(["--baseline", baseline] if baseline else []), "--metric", metric])

@@ -75,10 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiment", default="exgrpo", help="MLflow experiment (default exgrpo)")
     parser.add_argument("--group", help="the study: tag `group` of its runs, as scripts/ablate.py sets it")
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--metric", action="append", metavar="NAME", help="repeatable; higher is better (default eval/greedy_accuracy)"
     )
-    parser.add_argument("--dynamics", action="store_true", help="how training went, instead of --metric: see DYNAMICS")
+    what.add_argument("--dynamics", action="store_true", help="how training went, instead of --metric: see DYNAMICS")
     parser.add_argument("--baseline", metavar="VARIANT", help="the others are compared with it, seed by seed")
     parser.add_argument(
         "--filter", metavar="TEXT", help="further, in MLflow's language: \"params.`train.steps` = '200'\""

@@ -77,6 +77,7 @@ def test_the_command_that_compares_a_study_asks_the_store_that_the_study_binds()
     command = comparison(Tracking(uri="http://me:secret@host:5000"), "g", None, "m")
     assert command == "python scripts/compare.py --experiment exgrpo --group g --uri http://host:5000 --metric m"
     assert "--uri" not in comparison(Tracking(), "g", "a", "m")
+    assert "compare.py" not in comparison(Tracking(enabled=False), "g", None, "m")
 
 
 def test_a_grid_is_the_product_of_its_values_over_every_variant():
