@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from ..files import write_json
 from ..questions import fingerprint
 from ..questions.overlap import same_questions
-from ..questions.prompts import PromptEncoder
 from ..questions.text import plain_text
-from ..records import Question, Rollout
-from ..rewards import Verifier, Written
+from ..records import Question
+from ..rewards import Verifier
 from ..settings import Evaluation
 from . import sets
 from .benchmarks import Benchmark, project_definitions
@@ -30,10 +27,12 @@ from .sample_grading import graded
 from .samples import SampleFile
 from .sets import grouped
 
+if TYPE_CHECKING:
+    from ..engines.engine import Engine
+
 log = logging.getLogger(__name__)
 _LEVELS = ("operands", "steps")  # fields of the questions that are made here
 NAME = "validation"
-Responder = Callable[[Sequence[Question], Sequence[Sequence[int]], float, float], list[list[Rollout]]]
 
 
 class Validation:
@@ -70,29 +69,22 @@ class Validation:
         if self.questions and settings.disjoint_from is not None:
             refuse_test_questions(self.questions, settings.disjoint_from)
 
-    def evaluate(
-        self,
-        progress: tuple[int, int],
-        generate: Responder,
-        decode: Callable[[np.ndarray], str],
-        written: Callable[[Question, Rollout], Written],
-        prompts: PromptEncoder,
-    ) -> dict[str, float]:
+    def evaluate(self, progress: tuple[int, int], engine: Engine) -> dict[str, float]:
         """Returns metrics for the log, and writes samples and results.json to evaluation/<step>/ of the run.
 
-        progress: steps made, and planned; written: a response as the verifier gets it
-        generate: maps (questions, seeds of the responses to each, temperature, top-p) to the responses to each
+        progress: steps made, and planned
         """
         settings, rows, step = self.settings, dict(self._set.rows), progress[0]
+        prompts = engine.prompts
         requests = list(requests_of(self._set, lambda _, question: render_prompt(prompts, question), self._seed))
         seeds = [
             [request.seed_at(0) for request in same] for _, same in groupby(requests, lambda request: request.key[1])
         ]
-        rollouts = generate(self.questions, seeds, settings.temperature, settings.top_p)
+        rollouts = engine.generate_for(self.questions, seeds, settings.temperature, settings.top_p)
         responses = [
             Response(
-                *(request, decode(rollout.token_ids), rollout.length, rollout.finish),
-                written(rows[request.key[1]], rollout),
+                *(request, engine.decode(rollout.token_ids), rollout.length, rollout.finish),
+                engine.written(rows[request.key[1]], rollout),
                 grade=rollout.grade,
             )
             for request, rollout in zip(requests, chain.from_iterable(rollouts), strict=True)

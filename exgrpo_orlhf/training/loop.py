@@ -295,9 +295,8 @@ class TrainingRun:
     def _evaluate(self) -> dict[str, float]:
         if not self.validation.questions or self.experiment.settings.eval_every is None:
             return {}
-        clock, engine = Clock(), self.engine
-        tools = engine.generate_for, engine.decode, engine.written, engine.prompts
-        metrics = self.validation.evaluate((self.steps, self.experiment.settings.steps), *tools)
+        clock = Clock()
+        metrics = self.validation.evaluate((self.steps, self.experiment.settings.steps), self.engine)
         clock.lap("evaluation")
         return {**metrics, "time/evaluation": clock.laps["evaluation"]}
 
