@@ -30,6 +30,7 @@ from typing import Any
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.redaction import without_password
+from exgrpo_orlhf.terminal import positive
 
 
 def main() -> int:
@@ -331,7 +332,7 @@ def _run_parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list the benchmarks and suites, and exit")
     parser.add_argument("--suite", help="a list of benchmarks by name: paper, math, general, quick, chains")
     parser.add_argument("--benchmarks", help="names, separated by commas")
-    parser.add_argument("--limit", type=_positive, help="at most that many questions of each, the same ones every time")
+    parser.add_argument("--limit", type=positive, help="at most that many questions of each, the same ones every time")
     parser.add_argument("--out", type=Path, help="folder (default: results/<model>-<suite> of the project)")
     parser.add_argument(
         "--data", type=Path, action="append", default=[], metavar="FOLDER", help="a folder with sets, searched first"
@@ -340,10 +341,10 @@ def _run_parser() -> argparse.ArgumentParser:
         "--definitions", type=Path, action="append", default=[], metavar="FILE", help="benchmarks of your own, as TOML"
     )
     sampling = parser.add_argument_group("in place of the benchmarks' settings")
-    sampling.add_argument("--samples", type=_positive, help="responses to each question")
+    sampling.add_argument("--samples", type=positive, help="responses to each question")
     sampling.add_argument("--temperature", type=float, help="0 is greedy decoding, with one sample by default")
     sampling.add_argument("--top-p", type=float)
-    sampling.add_argument("--max-tokens", type=_positive, help="of a response")
+    sampling.add_argument("--max-tokens", type=positive, help="of a response")
     prompts = parser.add_argument_group("prompts")
     prompts.add_argument("--template", help="as Prompts.template (default: as the checkpoint was trained)")
     prompts.add_argument("--system", help="system message; '' for none")
@@ -368,14 +369,14 @@ def _run_parser() -> argparse.ArgumentParser:
     engine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     engine.add_argument("--seed", type=int, default=0)
     engine.add_argument("--device", default="auto", help="transformers: cpu, cuda, cuda:1")
-    engine.add_argument("--threads", type=_positive, default=1, help="transformers: of the CPU (default 1)")
-    engine.add_argument("--rows", type=_positive, default=64, help="transformers: responses at a time (default 64)")
-    engine.add_argument("--tensor-parallel", type=_positive, default=1, help="vllm: GPUs of one replica")
-    engine.add_argument("--replicas", type=_positive, default=1, help="vllm: copies of the model")
+    engine.add_argument("--threads", type=positive, default=1, help="transformers: of the CPU (default 1)")
+    engine.add_argument("--rows", type=positive, default=64, help="transformers: responses at a time (default 64)")
+    engine.add_argument("--tensor-parallel", type=positive, default=1, help="vllm: GPUs of one replica")
+    engine.add_argument("--replicas", type=positive, default=1, help="vllm: copies of the model")
     engine.add_argument("--gpu-memory", type=float, default=0.9, help="vllm: share of the GPU's memory (default 0.9)")
     engine.add_argument("--base-url", help="openai: of the server, such as http://127.0.0.1:8000/v1")
     engine.add_argument("--api", choices=("completions", "chat"), default="completions", help="openai")
-    engine.add_argument("--concurrency", type=_positive, default=64, help="openai: requests at a time")
+    engine.add_argument("--concurrency", type=positive, default=64, help="openai: requests at a time")
     engine.add_argument(
         "--key-variable", default="OPENAI_API_KEY", help="openai: the environment variable that holds the key"
     )
@@ -411,7 +412,7 @@ def _report(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="run_bench.py report", description="One page about one or more evaluations.")
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--html", type=terminal.output_file, required=True, metavar="FILE")
-    parser.add_argument("--samples", type=_positive, default=200, help="of each benchmark in the page (default 200)")
+    parser.add_argument("--samples", type=positive, default=200, help="of each benchmark in the page (default 200)")
     arguments = parser.parse_args(words)
     from exgrpo_orlhf.evaluation.report import write_report
 
@@ -456,13 +457,6 @@ def _table(words: list[str]) -> int:
                 logging.warning("%s: %s", run, "not evaluated" if checkpoint else "no finished run")
     print(suite_table(published, name, suite, arguments.backbone, results))
     return 0
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"at least 1, not {value}")
-    return value
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the programs of this package share: their messages, and the files that they are told to write."""
+"""What the programs of this package share: their messages, and the files and numbers that they are given."""
 
 from __future__ import annotations
 
@@ -43,3 +43,10 @@ def output_file(text: str) -> Path:
     if why:
         raise argparse.ArgumentTypeError(f"{path} cannot be written: {why}")
     return path
+
+
+def positive(text: str) -> int:
+    """A whole number from 1, as argparse's `type`. Raises argparse.ArgumentTypeError."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)

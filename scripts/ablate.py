@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.redaction import without_password
+from exgrpo_orlhf.terminal import positive
 
 if TYPE_CHECKING:
     from exgrpo_orlhf.settings import Tracking
@@ -40,7 +41,7 @@ def main() -> int:
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, claim
     from exgrpo_orlhf.study.runs import plan
-    from exgrpo_orlhf.study.suite import check_name, of_files, of_suite, over_grid
+    from exgrpo_orlhf.study.suite import check_name, of_files, of_suite, over_grid, seeds
 
     try:
         suite = config.load_suite(arguments.suite) if arguments.suite else None
@@ -55,8 +56,9 @@ def main() -> int:
         group = arguments.group or Path(arguments.suite).stem
         check_name(group, "--group")
         out = arguments.out or WORKPLACE / "runs" / group
-        runs = plan(variants, arguments.seeds or (suite.seeds if suite else (0,)), out, config.load)
-        if not arguments.seeds:
+        chosen = seeds(arguments.seeds) if arguments.seeds is not None else suite.seeds if suite else (0,)
+        runs = plan(variants, chosen, out, config.load)
+        if arguments.seeds is None:
             _check_seed({file for variant in variants for file in variant.files})
         baseline = suite.baseline if suite and any(v.name == suite.baseline for v in variants) else None
         if arguments.dry_run:
@@ -178,33 +180,18 @@ def _parser() -> argparse.ArgumentParser:
         "--grid", action="append", default=[], metavar="NAME=VALUE,…",
         help="every variant with each of these values; repeated: with each combination",
     )  # fmt: skip
-    parser.add_argument("--seeds", type=_seeds, help="0-7 or 0,3,5 (default: the suite's, else 0)")
+    parser.add_argument("--seeds", help="0-7 or 0,3,5 (default: the suite's, else 0)")
     parser.add_argument(
         "--jobs",
-        type=_positive,
+        type=positive,
         help="runs at a time (default: as many as there are cores for; 1 on GPU and OpenRLHF)",
     )
-    parser.add_argument("--threads", type=_positive, help="CPU threads of each process (default: LocalEngine.threads)")
+    parser.add_argument("--threads", type=positive, help="CPU threads of each process (default: LocalEngine.threads)")
     parser.add_argument("--group", help="name of the study on disk and in MLflow (default: that of the suite's file)")
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/<group> of the project)")
     parser.add_argument("--retry", action="store_true", help="run failed ones again from their last checkpoint")
     parser.add_argument("--dry-run", action="store_true", help="show what is done, what would run, and for how long")
     return parser
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    from exgrpo_orlhf.study.suite import seeds
-
-    try:
-        return seeds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.files import write
+from exgrpo_orlhf.terminal import positive
 
 if TYPE_CHECKING:
     from exgrpo_orlhf.experiment import Experiment
@@ -111,8 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--model", metavar="NAME", help="the server's name of the model")
     group.add_argument("--prompt", type=Path, metavar="FILE", help="text with {question}, {answer} and {response}")
     group.add_argument("--words", nargs=2, default=("valid", "invalid"), help="verdicts (default: valid invalid)")
-    group.add_argument("--concurrency", type=int, default=16, metavar="N", help="requests at a time (default 16)")
-    group.add_argument("--max-tokens", type=int, default=8192, metavar="N", help="of an answer (default 8192)")
+    group.add_argument("--concurrency", type=positive, default=16, metavar="N", help="requests at a time (default 16)")
+    group.add_argument("--max-tokens", type=positive, default=8192, metavar="N", help="of an answer (default 8192)")
     return parser
 
 

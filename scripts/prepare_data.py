@@ -208,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     measured.add_argument(
         "--write-kept", type=terminal.output_file, metavar="FILE", help="of the format of --questions"
     )
-    measured.add_argument("--samples", type=int, default=8, help="responses to each question (default 8)")
+    measured.add_argument("--samples", type=terminal.positive, default=8, help="responses to each question (default 8)")
     measured.add_argument("--kind", default="math", help="as Verifier.kind (default math)")
     return parser
 

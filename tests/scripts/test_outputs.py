@@ -45,3 +45,12 @@ def test_a_pipe_and_a_link_stay_and_get_what_is_written(tmp_path):
     for text in ("first", "second"):
         write(link, text)
         assert (link.is_symlink(), (tmp_path / "file").read_text()) == (True, text)
+
+
+@pytest.mark.parametrize(
+    ("script", "more"),
+    [("measure.py", ["judge", "run", "--concurrency"]), ("prepare_data.py", ["--samples"]), ("ablate.py", ["--jobs"])],
+)
+def test_a_number_below_1_is_refused_before_the_work(script, more, run_script):
+    done = run_script(script, *more, "0")
+    assert (done.returncode, "'0' is not a number of 1 or more" in done.stderr) == (2, True)
