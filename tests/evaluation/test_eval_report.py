@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 import results_builder
@@ -69,9 +70,9 @@ def shown(dom: str, name: str) -> str:
     return unescape(re.search(rf'<\w+[^>]* id="{name}"[^>]*>(.*?)</(?:pre|p|span)>', dom, re.DOTALL)[1])
 
 
-def facts(dom: str) -> dict[str, str]:
-    pairs = re.findall(r"<dt>(.*?)</dt><dd>(?:<i [^>]*></i>)?(.*?)</dd>", dom, re.DOTALL)
-    return {unescape(name): unescape(value) for name, value in pairs if "<code>" not in value}
+def noted(dom: str) -> Any:
+    """What a further script has left in data-seen."""
+    return json.loads(unescape(re.search(r'data-seen="([^"]*)"', dom)[1]))
 
 
 def test_the_page_has_the_cells_of_the_terminals_table_the_means_the_record_and_the_reasons(page, folders):
@@ -146,20 +147,33 @@ def test_the_other_charts_are_drawn_from_all_samples(page, folders, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verdict", ["correct", "wrong", "no_answer", "ungraded", "truncated", "disagree"])
-def test_the_filter_shows_such_samples_and_no_others(page, folders, tmp_path, verdict):
-    dom, console = opened(page, tmp_path, f"model=0&benchmark=math500&verdict={verdict}")
-    passes = {
+def test_each_filter_shows_such_samples_and_no_others(page, folders, tmp_path):
+    note = """const seen = {};
+    for (const button of document.querySelectorAll("#filters button")) {
+      const key = button.dataset.verdict;
+      document.querySelector(`[data-verdict=${key}]`).click();
+      const pressed = document.querySelector(`#filters [data-verdict=${key}]`);
+      seen[key] = [pressed.getAttribute("aria-pressed"), pressed.textContent, byId("shown").textContent, location.hash,
+                   [...document.querySelectorAll("#list li")].map((item) => item.dataset.verdict)];
+    }
+    document.body.dataset.seen = JSON.stringify(seen);"""
+    dom = driven(page, tmp_path, note, "model=0&benchmark=math500")  # all of whose 90 samples are on the page
+    others = {
+        "all": lambda s: True,
         "ungraded": lambda s: s["verdict"] in UNGRADED,
         "truncated": lambda s: s["finish"] == "length",
         "disagree": disagree,
-    }.get(verdict, lambda s: s["verdict"] == verdict)
-    expected = [sample["verdict"] for sample in samples(folders[0], "math500") if passes(sample)]
-    assert console == []
-    assert listed(dom) == expected  # all 90 samples of MATH-500 are on the page
-    assert expected
-    assert f"{len(expected)} of these pass the filter" in shown(dom, "shown")
-    assert re.search(rf'data-verdict="{verdict}" aria-pressed="true">[a-z, ]+ {len(expected)}<', dom)
+    }
+    seen = noted(dom)
+    assert set(seen) == {"correct", "wrong", "no_answer", *others}
+    for key, (pressed, name, count, address, verdicts) in seen.items():
+        passes = others.get(key, lambda s, key=key: s["verdict"] == key)
+        expected = [sample["verdict"] for sample in samples(folders[0], "math500") if passes(sample)]
+        assert verdicts == expected
+        assert expected
+        assert (pressed, name.rpartition(" ")[2]) == ("true", str(len(expected)))
+        assert key == "all" or f"{len(expected)} of these pass the filter" in count
+        assert f"benchmark=math500&verdict={key}" in address
 
 
 @pytest.mark.slow
@@ -174,22 +188,24 @@ def test_without_a_state_the_first_benchmark_is_shown_whole(page, tmp_path):
 
 @pytest.mark.slow
 def test_what_a_model_wrote_is_shown_as_it_is_and_never_runs(page, folders, tmp_path):
-    written = samples(folders[0], "math500")
-    for i in range(5):  # each of the texts
-        sample = written[i]
-        dom, console = opened(page, tmp_path, f"benchmark=math500&sample={sample['row']}.{sample['sample']}")
-        assert console == []
-        assert shown(dom, "response") == well_formed(sample["response"])
-        assert shown(dom, "prompt") == sample["prompt"]
-        assert "<title>Evaluation: first, second</title>" in dom
-        fields = facts(dom)
-        assert fields["seed"] == str(sample["seed"])  # above 2^53
-        assert (fields["gold"], fields["id"]) == (sample["gold"], sample["id"])
-        assert fields["verdict"] == sample["verdict"].replace("_", " ")
-        assert fields["plain math-verify"] == sample["plain"].replace("_", " ")
-        assert f"{sample['response_tokens']:,} tokens" in fields["response"]
-    assert {"</script>" in s["response"] for s in written[:5]} == {True, False}
-    assert any("\u2028" in s["response"] for s in written[:5])
+    written = samples(folders[0], "math500")[:5]  # each of the texts
+    note = """document.body.dataset.seen = JSON.stringify(%s.map((sample) => {
+      change({ sample });
+      const facts = [...byId("facts").children].map((pair) => [...pair.children].map((cell) => cell.textContent));
+      return [byId("response").textContent, byId("prompt").textContent, Object.fromEntries(facts)];
+    }));"""
+    keys = json.dumps([f"{sample['row']}.{sample['sample']}" for sample in written])
+    dom = driven(page, tmp_path, note % keys, "benchmark=math500")
+    assert "<title>Evaluation: first, second</title>" in dom
+    for sample, (response, prompt, facts) in zip(written, noted(dom), strict=True):
+        assert (response, prompt) == (well_formed(sample["response"]), sample["prompt"])
+        assert facts["seed"] == str(sample["seed"])  # above 2^53
+        assert (facts["gold"], facts["id"]) == (sample["gold"], sample["id"])
+        assert facts["verdict"] == sample["verdict"].replace("_", " ")
+        assert facts["plain math-verify"] == sample["plain"].replace("_", " ")
+        assert f"{sample['response_tokens']:,} tokens" in facts["response"]
+    assert {"</script>" in s["response"] for s in written} == {True, False}
+    assert any("\u2028" in s["response"] for s in written)
 
 
 def test_names_are_whole_wherever_they_stand(tmp_path, monkeypatch):
@@ -240,11 +256,6 @@ def test_keys_buttons_and_search_change_what_is_shown_and_the_address(page, fold
     wrong = [s for s in samples(folders[0], "math500") if s["verdict"] == "wrong"]
     assert shown(dom, "position") == f"3 of {len(wrong)}"
     assert shown(dom, "response") == well_formed(wrong[2]["response"])
-
-    click = "document.querySelector('[data-verdict=correct]').click(); document.body.dataset.address = location.hash;"
-    dom = driven(page, tmp_path, click, "benchmark=math500")
-    assert set(listed(dom)) == {"correct"}
-    assert re.search(r'data-address="#[^"]*benchmark=math500&amp;verdict=correct"', dom)
 
     search = "const q = document.getElementById('query'); q.value = 'ONERROR='; q.dispatchEvent(new Event('input'));"
     dom = driven(page, tmp_path, search, "benchmark=math500")
