@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 
 import pytest
 from eval_builders import HERE, definition
@@ -12,13 +11,11 @@ from run_builders import SWITCHED, THINKING, byte_tokenizer, train_small
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
-from exgrpo_orlhf.evaluation import evaluated_model, sets
-from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
-from exgrpo_orlhf.questions import QuestionFile
+from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 
-ROWS = "Show your work, then \\boxed{} it."  # the system message of the rows
+ROWS = "Show your work in <think>, then \\boxed{} it."  # the system message of the rows
 DEFAULT = "Sort it out in two parts, and put the result in \\boxed{}."  # that of the chat template
 
 
@@ -177,35 +174,3 @@ def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
 def test_options_that_cannot_be_followed_are_refused(words, message, byte_model, bench, tmp_path):
     benchmark = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE)
     assert message in bench("--model", byte_model, *benchmark, *words, status=2)
-
-
-def test_the_papers_rows_are_asked_in_training_and_evaluation_as_such_a_template_says(
-    byte_model, thinking, shared_data, tmp_path
-):
-    if not (shared_data / "exgrpo_valid.parquet").is_file():
-        pytest.skip("no exgrpo_valid.parquet in the shared data")
-    rows = QuestionFile(str(shared_data / "exgrpo_valid.parquet"), limit=20).load()
-    [system] = {question.prompt[0][1] for question in rows}
-    settings = Prompts("chat", 100_000, chat_template_from=str(thinking))
-    tokenizer = byte_tokenizer()
-    encoder = PromptEncoder(settings, tokenizer)
-    in_training = [encoder.encode(question) for question in rows]
-    for question, ids in zip(rows, in_training, strict=True):
-        text = tokenizer.decode(ids)
-        assert text == asks(system, question.prompt[1][1])
-        assert text.count("<think>") == system.count("<think>") + 1, "not doubled, and the response begins behind it"
-    files = '[{ name = "exgrpo_valid.parquet", convert = "verl" }]'
-    block = Definitions((DEFINITIONS, definition(tmp_path, files=files))).benchmark("mine")
-    benchmark = sets.load(override(block, max_tokens=8), (shared_data,), None, hub=False)
-    model, _ = evaluated_model.load(str(byte_model))
-
-    def texts(system: str | None) -> list[str]:
-        builder = evaluated_model.RequestBuilder(
-            model, Prompts("chat", system=system, chat_template_from=str(thinking)), 0
-        )
-        requests = builder.requests([replace(benchmark, rows=tuple(benchmark.rows[q.meta["row"]] for q in rows))])
-        return [request.prompt for request in requests]
-
-    question_texts = [question.prompt[1][1].strip() for question in rows]
-    assert texts(None) == [asks(DEFAULT, question) for question in question_texts], "as in the official evaluation"
-    assert texts(system) == [asks(system, question) for question in question_texts], "as in training"

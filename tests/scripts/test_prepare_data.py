@@ -383,16 +383,16 @@ def test_each_kind_and_model_is_measured_in_a_folder_of_its_own(tmp_path, monkey
         (["--keep", "half"], "argument --keep: invalid LOW:HIGH value: 'half'"),
     ],
 )
-def test_a_measurement_with_options_that_say_nothing_is_refused(words, message):
-    done = script(*words)
+def test_a_measurement_with_options_that_say_nothing_is_refused(words, message, run_script):
+    done = run_script("prepare_data.py", *words)
     assert done.returncode == 2
     assert message in done.stderr
 
 
 @pytest.mark.parametrize("fields", ["", ":q", ":q:gold:more", ":q:answer"])
-def test_columns_that_are_not_there_are_named_before_anything_is_sampled(fields, tmp_path):
+def test_columns_that_are_not_there_are_named_before_anything_is_sampled(fields, tmp_path, run_script):
     (tmp_path / "mine.jsonl").write_text('{"q": "1+1?", "gold": "2"}\n')
     words = ("--measure", "m", "--questions", f"{tmp_path}/mine.jsonl{fields}", "--keep", "0:1")
-    done = script(*words, "--write-kept", tmp_path / "kept.jsonl")
+    done = run_script("prepare_data.py", *words, "--write-kept", tmp_path / "kept.jsonl")
     assert done.returncode == 1
     assert "mine.jsonl has the columns q, gold: --questions" in done.stderr

@@ -11,15 +11,20 @@ from exgrpo_orlhf.study.comparison import compare
 from exgrpo_orlhf.study.curve import logged_curve
 
 
+@pytest.fixture
+def figures(monkeypatch) -> list:
+    """Those that are drawn."""
+    drawn, png = [], comparison_charts.png
+    monkeypatch.setattr(comparison_charts, "png", lambda figure: drawn.append(figure) or png(figure))
+    return drawn
+
+
 @pytest.mark.parametrize(("steps", "tokens"), [(3, 900), (60, 11_000), (20_000, 15), (20_000, 7_000_000)])  # of a step
-def test_labels_of_the_ticks_do_not_overlap(steps, tokens, tmp_path, monkeypatch):
+def test_labels_of_the_ticks_do_not_overlap(steps, tokens, figures):
     rows = []
     for step in {0, 1, steps // 2, steps}:
         rows.append({"step": step, "cost/generated_tokens": step * tokens, comparison_charts.ACCURACY: step / steps})
         rows[-1] |= {"reward/mean": 0.1, "replay/actual_share": 0.5, "replay/retired": 3 * step}
-    figures = []
-    png = comparison_charts.png
-    monkeypatch.setattr(comparison_charts, "png", lambda figure: figures.append(figure) or png(figure))
     comparison_charts.training_picture({"run": sorted(rows, key=lambda row: row["step"])})
     for axes in figures[0].axes:
         for axis in (axes.xaxis, axes.yaxis):
@@ -29,10 +34,7 @@ def test_labels_of_the_ticks_do_not_overlap(steps, tokens, tmp_path, monkeypatch
             assert not any(one.overlaps(other) for one, other in pairwise(boxes)), axes.get_title()
 
 
-def test_a_run_has_its_colour_in_every_panel_though_another_lacks_a_metric(monkeypatch):
-    figures = []
-    png = comparison_charts.png
-    monkeypatch.setattr(comparison_charts, "png", lambda figure: figures.append(figure) or png(figure))
+def test_a_run_has_its_colour_in_every_panel_though_another_lacks_a_metric(figures):
     rows = [{"step": step, comparison_charts.ACCURACY: 0.1 * step, "time/step": 1.0} for step in range(3)]
     comparison_charts.training_picture({"a": rows, "b": [{**row, "replay/retired": 1} for row in rows]})
     accuracy, *_, retired = figures[0].axes
@@ -40,10 +42,7 @@ def test_a_run_has_its_colour_in_every_panel_though_another_lacks_a_metric(monke
     assert [line.get_color() for line in retired.lines] == [colours["b"]] != [colours["a"]]
 
 
-def test_in_a_picture_of_several_metrics_too_and_the_legend_names_all_runs(monkeypatch):
-    figures = []
-    png = comparison_charts.png
-    monkeypatch.setattr(comparison_charts, "png", lambda figure: figures.append(figure) or png(figure))
+def test_in_a_picture_of_several_metrics_too_and_the_legend_names_all_runs(figures):
     metrics = ("replay/retired", "reward/mean")  # the baseline, which is first, lacks the first row's
     rows = [{"step": step, "reward/mean": 0.1 * step, "time/step": 1.0} for step in range(3)]
     runs = {"a": rows, "b": [{**row, "replay/retired": 2 * row["step"]} for row in rows]}
