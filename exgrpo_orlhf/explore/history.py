@@ -70,15 +70,15 @@ class History:
 
 def read(
     run: Path,
-    buffer: ReplayBuffer | None,
+    buffer: ReplayBuffer,
     buffer_step: int | None,
     questions: Sequence[Question],
     decode: Callable[[npt.NDArray[np.int32]], str],
 ) -> History:
     """The history of a run.
 
-    buffer: the replay buffer at `buffer_step`, or None; questions: those of the run, as far as they are known;
-    decode: the text of a stored response
+    buffer: the replay buffer at `buffer_step`; an empty one with None
+    questions: those of the run, as far as they are known; decode: the text of a stored response
     Raises ValueError for a folder without a log of decisions, and for a corrupt line.
     """
     log, history = DecisionLog(run), History()
@@ -96,7 +96,7 @@ def read(
     for row in log.rollouts.rows():
         for question in row["questions"]:
             history.logged.setdefault(number(question["id"]), []).append({"step": row["step"], **question})
-    for question_id in () if buffer is None else (*buffer.records, *buffer.retired):
+    for question_id in (*buffer.records, *buffer.retired):
         number(question_id)
     history.ids = list(numbers)
     prompts = {history.ids[q]: rows[-1]["prompt"][:SHORT] for q, rows in history.logged.items()}
@@ -112,7 +112,8 @@ def read(
         if room < 0:
             break
         history.logged.setdefault(q, []).append(row)
-    _read_buffer(history, buffer, buffer_step, number, decode)
+    history.buffer_step = buffer_step
+    _read_buffer(history, buffer, buffer_step or 0, number, decode)
     return history
 
 
@@ -147,17 +148,14 @@ def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) ->
 
 def _read_buffer(
     history: History,
-    buffer: ReplayBuffer | None,
-    step: int | None,
+    buffer: ReplayBuffer,
+    step: int,
     number: Callable[[str], int],
     decode: Callable[[npt.NDArray[np.int32]], str],
 ) -> None:
     n = len(history.ids)
     history.accuracy, history.retired, history.stored, history.distinct = [-1.0] * n, [-1] * n, [0] * n, [-1.0] * n
     history.buffer = {"age": [], "tokens": [], "surprisal": []}
-    if buffer is None:
-        return
-    history.buffer_step = step or 0
     for question_id, at in buffer.retired.items():
         history.retired[number(question_id)] = at
     of_question: dict[int, list[Trajectory]] = {}
@@ -167,7 +165,7 @@ def _read_buffer(
         if trajectories:
             of_question[q] = trajectories
             history.distinct[q] = round(diversity([trajectory.token_ids for trajectory in trajectories]), 3)
-        history.buffer["age"] += [history.buffer_step - trajectory.step for trajectory in trajectories]
+        history.buffer["age"] += [step - trajectory.step for trajectory in trajectories]
         history.buffer["tokens"] += map(len, trajectories)
         history.buffer["surprisal"] += map(_surprisal, trajectories)
     replays = Counter(q for q, replay in zip(history.events["q"], history.events["replay"], strict=True) if replay >= 0)

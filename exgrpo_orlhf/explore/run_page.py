@@ -72,7 +72,8 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
     saved = checkpoints.find(run)
     if not saved:
         missing = "The run has no checkpoint yet: what is stored is not shown."
-        return page(read(run, None, None, questions, lambda ids: ""), run_name(run.resolve()), [*notes, missing])
+        history = read(run, ReplayBuffer(RetirementPolicy()), None, questions, str)
+        return page(history, run_name(run.resolve()), [*notes, missing])
     step, folder = max(saved.items())
     history = read(run, buffer_of(folder), step, questions, decoder(folder))
     return page(history, run_name(run.resolve()), notes)
