@@ -13,6 +13,7 @@ from typing import Any
 
 from ..checkpoints import claim
 from ..files import write_json
+from ..json_lines import JsonLines
 from ..progress import duration
 from ..questions.prompts import opens_thought
 from ..records import Question
@@ -227,8 +228,9 @@ def _generate(
             test_set.benchmark.name: test_set.benchmark.grader(plan.timeout, plan.workers) for test_set in plan.sets
         }
         questions = {test_set.benchmark.name: dict(test_set.rows) for test_set in plan.sets}
-        times, finished, tokens = results_folder.Times(out), len(done), 0
-        begin = logged = time.perf_counter()
+        times, finished, tokens = JsonLines(out / results_folder.TIMES), len(done), 0
+        times.cut(len(times.keys))
+        begin = last = logged = time.perf_counter()
         with closing(respond(engine, requests, done, tokenizer, plan.episodes())) as portions:
             while not stop.signal and (portion := next(portions, None)) is not None:
                 counts = {}
@@ -236,9 +238,11 @@ def _generate(
                     responses = [response for response in portion if response.request.key[0] == name]
                     files[name].append(graded(verifiers[name], responses, questions[name], plan.plain))
                     counts[name] = sum(response.tokens for response in responses)
-                times.add(counts)
-                finished, tokens = finished + len(portion), tokens + sum(counts.values())
-                time_now, remaining = time.perf_counter(), len(requests) - finished
+                time_now, new = time.perf_counter(), sum(counts.values())
+                pace, last = (time_now - last) / max(1, new), time_now  # its time is shared among benchmarks by tokens
+                times.add({name: round(pace * count, 4) for name, count in counts.items()})
+                finished, tokens = finished + len(portion), tokens + new
+                remaining = len(requests) - finished
                 if time_now - logged >= _LOG_EVERY or not remaining:
                     logged, seconds = time_now, time_now - begin
                     rest = duration(seconds / (finished - len(done)) * remaining)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,24 +149,8 @@ class ResultsFolder:
         return sorted(samples, key=lambda sample: (sample["row"], sample["sample"]))
 
 
-class Times:
-    """Wall time by benchmark over all sessions, including killed ones: a line for each portion of responses."""
-
-    def __init__(self, folder: Path) -> None:
-        """Time is measured from now on."""
-        self._file, self._last = JsonLines(folder / TIMES), time.perf_counter()
-        self._file.cut(len(self._file.keys))
-
-    def add(self, tokens: Mapping[str, int]) -> None:
-        """Share the time since the last call among benchmarks by the tokens of their new responses."""
-        now = time.perf_counter()
-        pace = (now - self._last) / max(1, sum(tokens.values()))
-        self._last = now
-        self._file.add({name: round(pace * count, 4) for name, count in tokens.items()})
-
-
 def total_times(folder: Path) -> dict[str, float]:
-    """Seconds by benchmark."""
+    """Seconds by benchmark, of all sessions, killed ones too: times.jsonl has a line for each portion of responses."""
     totals: dict[str, float] = defaultdict(float)
     for row in JsonLines(folder / TIMES).read():
         for benchmark, seconds in row.items():
