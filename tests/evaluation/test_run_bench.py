@@ -105,20 +105,13 @@ def test_more_questions_and_more_samples_go_on_from_what_is_there(tmp_path, chai
     assert "chains.limit: 9 there, 6 now: it can only be raised" in error
 
 
-def test_two_benchmarks_one_after_the_other_share_a_folder_and_one_of_ones_own_is_a_block(
-    warm_model, byte_model, tmp_path, bench
-):
+def test_two_benchmarks_one_after_the_other_share_a_folder(warm_model, tmp_path, bench):
     words = ("--model", warm_model, *HERE, "--limit", 4)
     for name in ("chains", "chains_beyond"):
         bench(*words, "--benchmarks", name, "--out", tmp_path)
     assert set(results(tmp_path)["benchmarks"]) == {"chains", "chains_beyond"}
     bench(*words, "--suite", "chains", "--out", tmp_path / "x")
     assert timeless_results(tmp_path / "x") == timeless_results(tmp_path)
-    block = definition(tmp_path, rows="15", samples="2")
-    words = ("--model", byte_model, "--definitions", block, "--benchmarks", "mine", *HERE, "--max-tokens", 12)
-    assert "12 rows, 15 are official" in bench(*words, "--out", tmp_path / "y")
-    mine = results(tmp_path / "y")["benchmarks"]["mine"]
-    assert (mine["questions"], mine["samples"], mine["official_rows"]) == (12, 2, 15)
 
 
 def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_named(
@@ -250,30 +243,27 @@ def test_a_report_is_made_of_an_evaluations_folders(tmp_path, bench):
     assert "data:image/svg+xml" in (tmp_path / "both.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "removed", "message"),
-    [
-        *((f"{name}.json", False, "is damaged, it is not JSON") for name in ("results", "sessions", "config")),
-        ("config.json", True, "does not exist; without it nothing says how the responses were made"),
-        ("sessions.json", True, "does not exist; without it nothing says what generated the responses"),
-    ],
-)
-def test_a_file_of_the_folder_that_is_damaged_or_gone_is_named(name, removed, message, tmp_path, chains):
+def test_a_file_of_the_folder_that_is_damaged_or_gone_is_named(tmp_path, chains):
     """Nothing is generated on what nobody can compare."""
     chains("--limit", 4)
-    path = tmp_path / name
-    half = path.read_bytes()[: path.stat().st_size // 2]
-    path.unlink()
-    if not removed:
-        path.write_bytes(half)
-    error = chains("--limit", 4, status=2)
-    assert f"{path} {message}" in error
-    assert "Traceback" not in error
-    assert len(samples(tmp_path)) == 4
-    if name == "results.json":
-        path.unlink()
-        chains("--limit", 4)
-        assert results(tmp_path)["benchmarks"]["chains"]["questions"] == 4
+    absent = "does not exist; without it nothing says "
+    for name, content, message in (
+        *((f"{name}.json", b'{"common": ', "is damaged, it is not JSON") for name in ("results", "sessions", "config")),
+        ("config.json", None, absent + "how the responses were made"),
+        ("sessions.json", None, absent + "what generated the responses"),
+    ):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        path.unlink() if content is None else path.write_bytes(content)
+        error = chains("--limit", 4, status=2)
+        assert f"{path} {message}" in error
+        assert "Traceback" not in error
+        assert len(samples(tmp_path)) == 4
+        path.write_bytes(whole)
+    before = results(tmp_path)["benchmarks"]
+    (tmp_path / "results.json").unlink()
+    chains("--limit", 4)
+    assert results(tmp_path)["benchmarks"] == before
 
 
 def test_an_evaluation_that_is_not_complete_reports_how_many_of_its_responses_there_are(

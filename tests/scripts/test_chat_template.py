@@ -46,15 +46,7 @@ def test_a_text_without_one_place_for_the_question_is_refused(write_template, tm
     assert not (tmp_path / "paper.jinja").exists()
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{# nothing #} Hello", "chat_template_from = .* it leaves the question out"),
-        ("{{ messages", r"chat_template_from = '\{\{ messages': no chat template from there \("),
-        ("<|mine|>{{ messages[0].content }}", r"writes <\|mine\|>, which the tokenizer of .* does not have"),
-    ],
-)
-def test_a_file_whose_template_does_not_fit_is_refused(tmp_path, template, message):
-    (tmp_path / "mine.jinja").write_text(template, encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
+def test_a_file_whose_template_leaves_the_question_out_is_refused(tmp_path):
+    (tmp_path / "mine.jinja").write_text("{# nothing #} Hello", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"chat_template_from = .* it leaves the question out"):
         PromptEncoder(Prompts("chat", chat_template_from=str(tmp_path / "mine.jinja")), byte_tokenizer())
