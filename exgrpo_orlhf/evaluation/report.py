@@ -48,6 +48,7 @@ def write_report(folders: Sequence[Path], out: Path, samples_per_benchmark: int 
         data=[_samples(name, model, samples_per_benchmark) for name, model in models],
         title="Evaluation: " + ", ".join(names),
         models=[(name, model.results) for name, model in models],
+        marks=[(f"m{i}", name) for i, name in enumerate(names)],
         missing=missing,
         head=HEAD,
         benchmarks=[
@@ -138,13 +139,13 @@ def _accuracies(models: Models) -> Chart:
 
 def _pass_curves(models: Models) -> list[tuple[Chart, list[tuple[int, Results, Results]]]]:
     """(chart, what it shows: number of the model, its pass@k, its maj@k) of every benchmark with several samples."""
-    curves: dict[str, list[tuple[int, Results, Results]]] = {}
-    for i, (_, model) in enumerate(models):
-        for entry in model.results["benchmarks"].values():
-            if len(entry["pass"]) > 1:
-                curves.setdefault(entry["title"], []).append((i, entry["pass"], entry["maj"]))
-    top = max((by_k[k]["high"] for lines in curves.values() for _, by_k, _ in lines for k in by_k), default=1.0)
-    return [(_pass_curve(title, lines, top), lines) for title, lines in curves.items()]
+    curves = []
+    for key, of_benchmark in _benchmarks(models):
+        entries = [(i, model.results["benchmarks"][key]) for i, _, model in of_benchmark]
+        if lines := [(i, entry["pass"], entry["maj"]) for i, entry in entries if len(entry["pass"]) > 1]:
+            curves.append((entries[0][1]["title"], lines))
+    top = max((by_k[k]["high"] for _, lines in curves for _, by_k, _ in lines for k in by_k), default=1.0)
+    return [(_pass_curve(title, lines, top), lines) for title, lines in curves]
 
 
 def _pass_curve(title: str, models: Sequence[tuple[int, Results, Results]], top: float) -> Chart:

@@ -304,6 +304,15 @@ def test_what_is_chosen_holds_every_failure_and_is_even_beyond(folders):
     assert Counter(line.row < 80 for line in choose(every, 90)) == {True: 80, False: 10}, "failures before evenness"
 
 
+def test_two_benchmarks_of_one_title_have_a_chart_each(tmp_path, monkeypatch):
+    """A title is not checked: it may be that of the block which was copied."""
+    monkeypatch.setitem(results_builder.TITLES, "amc", "AIME24")
+    make_results(tmp_path / "x", {"aime24": (4, 4, 4, 4), "amc": (4, 4, 4, 4)})
+    write_report([tmp_path / "x"], tmp_path / "out.html")
+    drawn = charts((tmp_path / "out.html").read_text(encoding="utf-8"), "curves")
+    assert [len(of_class(chart, "curve")) for chart in drawn] == [1, 1]
+
+
 def test_two_results_of_one_name_are_told_apart(folders, tmp_path):
     copy = tmp_path / "first"
     shutil.copytree(folders[0], copy)
