@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -280,19 +279,15 @@ def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("theirs", "waits"), [(None, True), ("2", False)])  # the user's own limit stays
-def test_a_busy_server_has_longer_than_a_training_run_would_wait(server, monkeypatch, theirs, waits):
+def test_a_busy_server_has_longer_than_a_training_run_would_wait(server, monkeypatch):
     for name in client.READING:
         monkeypatch.delenv(name, raising=False)
-    if theirs:
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", theirs)
     store = Store(server.uri)
     os.killpg(server.process.pid, signal.SIGSTOP)
     going_on = threading.Timer(6, os.killpg, (server.process.pid, signal.SIGCONT))
     going_on.start()
     try:
-        with nullcontext() if waits else pytest.raises(StoreError, match="Read timed out"):
-            assert store.select("exgrpo", None, [OLD], "tags.seed = '7'", False)[0]
+        assert store.select("exgrpo", None, [OLD], "tags.seed = '7'", False)[0]
     finally:
         going_on.join()
 
