@@ -242,10 +242,14 @@ def test_what_cannot_be_compared_ends_with_what_there_is(server, tmp_path, capsy
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the one of yesterday"]
 
 
-def test_a_metric_that_the_baseline_does_not_have_is_shown_without_differences(server, tmp_path, capsys):
+def test_a_metric_that_the_baseline_does_not_have_is_shown_without_differences(sqlite, tmp_path, capsys):
     """On-policy training has none of replay's, which is no reason to compare nothing."""
+    client = MlflowClient(sqlite)
+    experiment = client.create_experiment("exgrpo")
+    for variant, values in (("b", [0.2, 0.5]), ("d", [])):
+        add(client, experiment, {"group": "messy", "variant": variant, "seed": "0"}, values, 10)
     words = ["--group", "messy", "--baseline", "d", "--metric", "cost/generated_tokens", "--metric", METRIC]
-    assert script("compare", "--uri", server.uri, *words, "--csv", tmp_path / "v.csv") == 0
+    assert script("compare", "--uri", sqlite, *words, "--csv", tmp_path / "v.csv") == 0
     assert f"d has no {METRIC}: the others are not compared with it" in capsys.readouterr().out
     kinds = {(row["metric"], row["kind"], row["variant"]) for row in read((tmp_path / "v.csv").read_text())}
     assert (METRIC, "run", "b") in kinds
@@ -293,11 +297,11 @@ def test_a_busy_server_has_longer_than_a_training_run_would_wait(server, monkeyp
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_no_number_is_an_error_with_its_run(server, value):
-    client = MlflowClient(server.uri)
+def test_a_value_that_is_no_number_is_an_error_with_its_run(sqlite, value):
+    client = MlflowClient(sqlite)
     experiment = client.create_experiment(f"broken {value}")
     add(client, experiment, {"group": "g", "variant": "v", "seed": "0"}, [0.1, value], 10)
-    store = Store(server.uri)
+    store = Store(sqlite)
     runs = store.select(f"broken {value}", "g", [METRIC], None, False)[0]
     with pytest.raises(StoreError, match=r"v, seed 0 \(v-seed0, \w{32}\): eval/avg is \S+ at step 10: no number"):
         store.curves(runs, [METRIC])
@@ -305,9 +309,9 @@ def test_a_value_that_is_no_number_is_an_error_with_its_run(server, value):
         assert len(store.select(f"broken {value}", None, [METRIC], None, False)[0]) == 1
 
 
-def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(server):
+def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(sqlite):
     """As after a resumed run, or an evaluation repeated."""
-    client = MlflowClient(server.uri)
+    client = MlflowClient(sqlite)
     experiment = client.create_experiment("resumed")
     tags = {"group": "g", "variant": "v", "seed": "0"}
     run = client.create_run(experiment, tags=tags).info.run_id
@@ -317,7 +321,7 @@ def test_of_several_values_at_a_step_the_latest_counts_and_tokens_never_fall(ser
     metrics += [Metric(METRIC, value, at, step) for value, at, step in [(0.2, 5, 0), (0.9, 7, 12), (0.3, 9, 12)]]
     client.log_batch(run, [*metrics, Metric(METRIC, 0.8, 8, 12)])
     client.set_terminated(run)
-    store = Store(server.uri)
+    store = Store(sqlite)
     (curve,) = store.curves(store.select("resumed", "g", [METRIC], None, False)[0], [METRIC])[METRIC]
     points = zip(curve.steps, curve.values, curve.tokens, curve.seconds, strict=True)
     assert [tuple(map(float, point)) for point in points] == [(0, 0.2, 0, 0), (12, 0.3, 1100, 24)]
