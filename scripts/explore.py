@@ -22,7 +22,10 @@ from exgrpo_orlhf.paths import WORKPLACE
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/x")
+    parser.add_argument("--html", type=terminal.output_file, metavar="FILE", help="the page (default RUN/explore.html)")
+    arguments = parser.parse_args()
     terminal.messages()
     from exgrpo_orlhf import config
     from exgrpo_orlhf.explore.run_page import explore
@@ -43,13 +46,6 @@ def main() -> int:
         return 2
     print(f"wrote {out}", file=sys.stderr)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder, such as runs/x")
-    parser.add_argument("--html", type=terminal.output_file, metavar="FILE", help="the page (default RUN/explore.html)")
-    return parser
 
 
 if __name__ == "__main__":

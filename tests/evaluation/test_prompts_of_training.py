@@ -167,6 +167,8 @@ def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
         (["--row-system"], "--row-system: model is no checkpoint of a run"),
         (["--row-system", "--system", "x"], "--row-system cannot be used with --system"),
         (["--template", "nowhere"], "Prompts.template must be a text"),
+        (["--tokenizer", "here"], "--tokenizer is for --engine openai"),
+        (["--base-url", "http://localhost:1/v1"], "--base-url is for --engine openai"),
         (["--chat-template-kwargs", "thinking"], "--chat-template-kwargs takes a JSON object such as"),
         (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs takes a JSON object such as"),
     ],

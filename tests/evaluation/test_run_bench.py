@@ -360,18 +360,6 @@ def test_a_block_with_another_grader_or_other_groups_is_refused_and_a_folder_tha
     assert json.loads(config.read_text())["benchmarks"]["mine"]["by"] == "problem"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--tokenizer", "here"), "--tokenizer is for --engine openai"),
-        (("--base-url", "http://localhost:1/v1"), "--base-url is for --engine openai"),
-    ],
-)
-def test_an_option_of_a_server_is_refused_without_one(words, message, tmp_path, chains):
-    assert message in chains(*words, status=2)
-    assert not (tmp_path / "config.json").exists()
-
-
 def test_two_processes_do_not_work_in_one_folder(tmp_path, chains):
     with claim(tmp_path, resume=True):
         assert f"another process is at work in {tmp_path}" in chains("--limit", 4, status=2)
