@@ -83,6 +83,14 @@ def test_intervals_and_p_values_are_those_of_the_textbook(count):
     assert seeds.sign_flip(np.arange(1.0, count + 1)) == 2 / 2**count
 
 
+def test_holms_correction_is_over_the_variants_of_a_measure():
+    assert seeds.holm([0.01, None, 0.04, 0.03]) == [pytest.approx(0.03), None, *[pytest.approx(0.06)] * 2]
+    assert seeds.holm([0.6, 0.7]) == [1, 1]
+    finals = [each for each in compare(METRIC, noisy(3), "on_policy").differences if each.measure == "final"]
+    assert len(finals) == 2
+    assert [each.p_holm for each in finals] == seeds.holm([each.mean.p for each in finals])
+
+
 def test_no_spread_has_no_interval_and_no_t_test():
     for values in ([0.4], [0.1 + 0.2, 0.3, 0.3], [0.0, 0.0]):
         test = seeds.mean(values)

@@ -33,7 +33,6 @@ from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
         ("--suite paper/tabel6.gin", "did you mean paper/table6.gin"),
         ("--suite paper", "paper is a folder, not a gin file; give one of the files in it\n"),
         ("--suite recipes/papr", "error: there is no gin file 'recipes/papr'; did you mean recipes/paper.gin"),
-        ("--suite suites", "suites is a folder, not a gin file; give one of the files in it\n"),
         ("--suite zzzzzzzzz", "there is no gin file 'zzzzzzzzz'; those of the project are in "),
     ],
 )
