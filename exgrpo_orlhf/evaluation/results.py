@@ -130,7 +130,9 @@ def _measures(file: SampleFile, rng: np.random.Generator, grader: Verifier | Non
     answers = [[sample["extracted"] for sample in row] for row in rows]
     n, score = correct.shape[1], correct.mean(axis=1)
     ks = at_k(n)
-    voting = [k for k in ks if k >= MAJORITY_FROM] if any(key is not None for row in answers for key in row) else []
+    # Without an answer every vote is 0; where responses are graded and nothing is extracted, nothing is voted on.
+    votable = any(key is not None for row in answers for key in row) or not counts["correct"] + counts["wrong"]
+    voting = [k for k in ks if k >= MAJORITY_FROM] if votable else []
     keys = votes(answers, grader if voting else None)
     values = [score, *(pass_at_k(correct.sum(1), n, k) for k in ks), *(maj_at_k(keys, correct, k) for k in voting)]
     if plain is not None:

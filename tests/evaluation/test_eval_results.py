@@ -86,6 +86,14 @@ def test_every_number_is_what_the_lines_say(tmp_path):
     assert results["complete"]
 
 
+@pytest.mark.parametrize(("verdict", "expected"), [("no_answer", {"4": 0}), ("wrong", {})])
+def test_votes_are_0_where_there_is_no_answer_and_not_measured_where_none_is_extracted(verdict, expected, tmp_path):
+    """A run that keeps its best checkpoint by votes would end at an evaluation that does not measure them."""
+    lines = [(0, i, verdict, None, None, "stop", 1, None, None) for i in range(4)]
+    results = summarise("x", {}, {"one": entry("g", ["one"])}, {}, {"one": made(tmp_path, lines)}, {})
+    assert {k: each["value"] for k, each in results["benchmarks"]["one"]["maj"].items()} == expected
+
+
 def test_macro_and_micro_means_and_those_that_are_named_for_more_than_was_run(tmp_path):
     easy = [(row, sample, "correct", None, "1", "stop", 1, None, None) for row in range(9) for sample in range(4)]
     files = {"one": made(tmp_path / "one"), "two": made(tmp_path / "two", easy)}
