@@ -19,6 +19,7 @@ from ..checkpoints import manifest
 from ..engines import lora
 from ..lazy import transformers
 from ..questions.prompts import PromptEncoder, Prompts
+from ..settings import check_settings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -69,6 +70,9 @@ class PretrainedModel:
 
     path: str
     cache: str | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(PretrainedModel, vars(self))
 
     def prepare(self) -> str:
         """What `from_pretrained` takes. A GGUF file is converted first, and an adapter merged, unless the cache has it.

@@ -76,6 +76,9 @@ class SupervisedFile:
     prompt: str = "prompt"
     response: str = "response"
 
+    def __post_init__(self) -> None:
+        check_settings(SupervisedFile, vars(self))
+
     def examples(self) -> list[Example]:
         """As many as there are rows, in their order; the questions have no answers.
 

@@ -5,8 +5,7 @@ merged into it. The same prompt and columns with another answer are an error, be
 Prompts that only look alike both stay: "reverse Ab" is not "reverse aB", and the indentation of code counts.
 """
 
-from __future__ import annotations
-
+# No postponed annotations: those of inherited fields would be looked up in the module of the class that inherits them.
 import hashlib
 import json
 import logging
@@ -15,10 +14,10 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..records import EXTRA_INFO, Question
-from ..settings import require
+from ..settings import Count, Natural, check_settings, require
 from .text import Prompt, normalised
 
 logger = logging.getLogger(__name__)
@@ -67,18 +66,15 @@ class QuestionRecords:
     prompt: str = "prompt"
     answer: str = "reward_model.ground_truth"
     source: str | None = "data_source"
-    limit: int | None = None
+    limit: Count | None = None
     meta: tuple[str, ...] = ()
-    held_out: int = 0
-    part: str = "all"
+    held_out: Natural = 0
+    part: Literal["all", "train", "validation"] = "all"
 
     def __post_init__(self) -> None:
-        sound = self.limit is None or self.limit >= 1
-        require(sound, f"{self._owner}.limit must be at least 1, or None for all; got {self.limit!r}")
+        check_settings(type(self), vars(self))
         require(
-            self.part in ("all", "train", "validation")
-            and isinstance(self.held_out, int)
-            and (self.held_out == 0 if self.part == "all" else self.held_out >= 1),
+            (self.held_out == 0) == (self.part == "all"),
             f"{self._owner}.part is 'train' or 'validation' with {self._owner}.held_out of at least 1, or 'all' with "
             f"0; got {self.part!r} with {self.held_out!r}",
         )

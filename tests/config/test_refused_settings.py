@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.models.pretrained import PretrainedModel
+from exgrpo_orlhf.models.supervised_start import SupervisedFile
 from exgrpo_orlhf.models.tiny_models import ChainModel, GymModel
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.questions import QuestionMix
+from exgrpo_orlhf.questions import QuestionFile, QuestionHub, QuestionMix
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
     QuestionSampler,
@@ -31,6 +33,10 @@ NEEDED = {
         **dict(group_size=4, questions_per_step=8, start_at_accuracy=None),
     ),
     Beliefs: dict(false_share=0.1, strength=0.1, slip=0.1),
+    QuestionFile: dict(path="q.jsonl"),
+    QuestionHub: dict(id="owner/set"),
+    SupervisedFile: dict(path="q.jsonl"),
+    PretrainedModel: dict(path="owner/model"),
 }
 PAIRS = [(0.75, 0.25), (0.5, 0.5), (0.0, 0.5), (0.5, 1.0), (-0.1, 0.5), (0.5,), (0.2, 0.5, 0.8), (NAN, 0.5)]
 MADE_QUESTIONS = [
@@ -39,6 +45,14 @@ MADE_QUESTIONS = [
     (dict(count=True), r"count .* got True"),
     (dict(seed=-1), r"seed .* at least 0, got -1"),
     (dict(split="test"), r"split .* 'train', 'validation'; got 'test'"),
+]
+QUESTION_RECORDS = [
+    (dict(limit=0), "limit must be at least 1, or None; got 0"),
+    (dict(limit=2.5), r"limit takes int \| None, got 2\.5"),  # by a macro, with which it is not compared before
+    (dict(limit=True), r"limit takes int \| None, got True"),
+    (dict(meta="tests"), r"meta takes tuple\[str, \.\.\.\], got 'tests'"),
+    (dict(part="test", held_out=5), "part must be one of 'all', 'train', 'validation'; got 'test'"),
+    *((pair, "part is 'train' or 'validation' with .* of at least 1") for pair in (dict(held_out=5), dict(part="train"))),
 ]
 LEVELS = r"steps must be a non-empty tuple of distinct integers of at least 1, got "
 REFUSED = {
@@ -170,6 +184,10 @@ REFUSED = {
         (dict(memory=32), "memory must be at least 64"),
         (dict(recheck_every=5), "recheck_every = 5 needs an environment"),
     ],
+    QuestionFile: [*QUESTION_RECORDS, (dict(path=3), "path takes str, got 3")],
+    QuestionHub: [*QUESTION_RECORDS, (dict(split=None), "split takes str, got None")],
+    SupervisedFile: [(dict(response=None), "response takes str, got None")],
+    PretrainedModel: [(dict(path=3), "path takes str, got 3")],
     QuestionMix: [
         *(
             (dict(sources=sources), r"sources must be a tuple of references such as \(@a/QuestionFile\(\), ")

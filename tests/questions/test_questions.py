@@ -191,16 +191,11 @@ def test_held_out_questions_are_never_trained_on_and_are_the_same_in_whatever_or
     assert sorted(parts["a", "validation"]) == sorted(parts["b", "validation"])
     with pytest.raises(ValueError, match=r"20 questions; QuestionFile\.held_out = 20 leaves none to train on"):
         replace(jsonl(tmp_path / "q.jsonl", *rows), held_out=20, part="train").load()
-    for settings in ({"held_out": 5}, {"part": "train"}, {"part": "test", "held_out": 5}):
-        with pytest.raises(ValueError, match=r"QuestionFile\.part is 'train' or 'validation' with"):
-            QuestionFile("q.jsonl", **settings)
 
 
 def test_limit_counts_distinct_questions_and_looks_no_further(tmp_path):
     lines = '{"question": "a", "answer": 1}\n' * 2 + '{"question": "b", "answer": 1}\nnot JSON\n'
     assert [q.prompt for q in text(tmp_path / "q.jsonl", lines, limit=2).load()] == ["a", "b"]
-    with pytest.raises(ValueError, match=r"QuestionFile\.limit must be at least 1, or None for all; got 0"):
-        QuestionFile("q.jsonl", limit=0)
 
 
 def test_a_torn_parquet_file_is_named(tmp_path):
