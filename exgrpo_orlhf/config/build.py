@@ -137,7 +137,11 @@ def _load(
     except (ValueError, TypeError, FileNotFoundError) as error:
         message = str(error).split("\n  In call to configurable")[0].strip()  # which gin adds
         named_there = {} if isinstance(error, ConfigError) else made_at
-        places = [f"{name} is bound in {where}" for name, where in named_there.items() if name in message]
+        places = [
+            f"{name} is bound in {where}"
+            for name, where in named_there.items()
+            if re.search(rf"(?<!\w){re.escape(name.rpartition('/')[2])}(?!\w)", message)
+        ]
         raise ConfigError(message + (f" ({'; '.join(places)})" if places else "")) from error
 
 

@@ -405,6 +405,19 @@ def test_a_wrong_seed_of_the_command_line_is_not_blamed_on_a_file():
         config.load(["base.gin"], seed=-1)
 
 
+def test_a_refusal_names_where_its_setting_is_bound_in_every_scope_and_no_other_setting(tmp_path):
+    (tmp_path / "mine.gin").write_text(
+        "include 'toy.gin'\nModularChains.count = 24\nvalidation/ModularChains.count = 10000000000\n"
+        "ReplayMixer.rho = 0.5\nReplayMixer.rho_end = 0.3\n"
+    )
+    at = rf"{tmp_path}/mine\.gin, line"
+    places = rf"\(ModularChains\.count is bound in {at} 2; validation/ModularChains\.count is bound in {at} 3\)$"
+    with pytest.raises(config.ConfigError, match=rf"^ModularChains\.count must ask for at most .* {places}"):
+        config.load([tmp_path / "mine.gin"], ["ReplayMixer.rho_steps = 5"])
+    with pytest.raises(config.ConfigError, match=rf"got 0\.3 and None \(ReplayMixer\.rho_end is bound in {at} 5\)$"):
+        config.load([tmp_path / "mine.gin"], ["validation/ModularChains.count = 10"])
+
+
 def test_a_missing_file_names_the_nearest():
     with pytest.raises(config.ConfigError, match=r"no gin file 'gin/quikstart.gin'; did you mean quickstart.gin"):
         config.load(["gin/quikstart.gin"])
