@@ -143,9 +143,8 @@ class PromptEncoder:
             ids = self.token_ids(question)
             if not 0 < len(ids) <= self.settings.max_tokens:
                 raise ValueError(
-                    f"{_name(question)} has {len(ids)} prompt tokens; "
-                    f"allowed are 1 to Prompts.max_tokens = {self.settings.max_tokens}. Raise it, or leave the "
-                    "question out of the set"
+                    f"{_name(question)} has {len(ids)} prompt tokens; allowed are 1 to Prompts.max_tokens = "
+                    f"{self.settings.max_tokens}. Raise it, or leave the question out of the set"
                 )
             self._encoded[key] = ids
         return self._encoded[key]
@@ -220,8 +219,7 @@ class PromptEncoder:
             behind = next((i + 1 for i, part in enumerate(self._parts) if "{question}" in part), 0)
             after = self._parts[behind] if len(self._parts) > behind + 2 else ""
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
-        added = self.tokenizer.get_added_vocab().values()
-        return (ids[0],) if ids and ids[0] in added else ()
+        return (ids[0],) if ids and ids[0] in self.tokenizer.get_added_vocab().values() else ()
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -266,10 +264,12 @@ class PromptEncoder:
         return hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
     def render(self, question: Question) -> str:
-        """The text that is encoded. Raises ValueError for a role that the template cannot write."""
+        """The text that is encoded. Raises ValueError for a role, or arguments, that the template cannot write."""
         turns, template = self.turns(question), self._template
         if self._chat or template.turns is None:
             return self._by_chat_template(turns, question)
+        own = question.meta.get("chat_template_kwargs")
+        require(not own, f"{_name(question)} has chat_template_kwargs, {own!r:.80}, but no chat template takes them")
         if not template.turns:
             text, roles = self.settings.template, [role for role, _ in turns]
             if roles != ["user"] and (roles != ["system", "user"] or "{system}" not in text):

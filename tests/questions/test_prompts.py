@@ -311,6 +311,10 @@ def test_what_the_chat_template_does_not_take_is_refused_bound_or_of_a_row(kwarg
     with pytest.raises(ValueError, match="chat_template_kwargs is 'no thoughts', not an object with names and values"):
         encoder.check_prompts([replace(QUESTION, meta={"chat_template_kwargs": "no thoughts"})])
     tokenizer.chat_template = None
+    with pytest.raises(ValueError, match=r"question .* has chat_template_kwargs, \{.*, but no chat template takes"):
+        PromptEncoder(Prompts("think_answer"), tokenizer).check_prompts(
+            [replace(QUESTION, meta={"chat_template_kwargs": kwargs})]
+        )
     with pytest.raises(ValueError, match=r"'think_answer', but the tokenizer of .* has no chat template"):
         PromptEncoder(Prompts("think_answer", chat_template_kwargs={"enable_thinking": False}), tokenizer)
 
