@@ -62,29 +62,6 @@ def test_a_prompt_that_the_tokenizer_would_shorten_is_refused(tokenizer, letters
         PromptEncoder(Prompts("plain"), letters).check_prompts([Question.make("mine", (("user", "Füge 1 zu 2"),), "3")])
 
 
-def test_qwen_math_writes_turns_and_its_special_tokens_are_single_tokens(letters):
-    encoder = PromptEncoder(Prompts("qwen_math"), letters)
-    system = TEMPLATES["qwen_math"].system
-    assert written(Prompts("qwen_math"), letters) == (
-        f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\nWhat is {{1}} + 2?<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    ids = encoder.encode(QUESTION)
-    counts = [ids.count(letters.convert_tokens_to_ids(token)) for token in ("<|im_start|>", "<|im_end|>", "<s>")]
-    assert counts == [3, 2, 0]
-
-
-def test_what_each_template_writes(letters):
-    """As docs/prompts.md shows it, and with the messages of a question that has a system message."""
-    assert written(Prompts("plain"), letters) == "<s>What is {1} + 2?"
-    assert written(Prompts("plain"), letters, OWN_SYSTEM) == "<s>Be brief.\n\nWhat is {1} + 2?"
-    system = TEMPLATES["think_answer"].system
-    assert written(Prompts("think_answer"), letters) == f"<s>{system}\n\nQuestion: What is {{1}} + 2?\nAnswer:"
-    letters.chat_template = LETTERS_CHAT
-    assert written(Prompts("think_answer"), letters) == f"<s>[system]{system}[user]What is {{1}} + 2?[assistant]"
-    assert written(Prompts("chat"), letters) == "<s>[user]What is {1} + 2?[assistant]"
-
-
 @pytest.mark.parametrize("chat_template", [None, LETTERS_CHAT])
 @pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "chat"])
 def test_the_beginning_of_text_comes_once_and_our_templates_ask_for_a_boxed_answer(template, chat_template, letters):
@@ -95,6 +72,10 @@ def test_the_beginning_of_text_comes_once_and_our_templates_ask_for_a_boxed_answ
     assert ("<think>" in text) == (template == "think_answer")
     assert ids.count(letters.bos_token_id) == (0 if template == "qwen_math" else 1)
     assert letters.bos_token_id not in ids[1:]
+    if template == "qwen_math":
+        assert [ids.count(letters.convert_tokens_to_ids(token)) for token in ("<|im_start|>", "<|im_end|>")] == [3, 2]
+    if template == "think_answer" and chat_template:
+        assert text == f"<s>[system]{TEMPLATES[template].system}[user]What is {{1}} + 2?[assistant]"
 
 
 @pytest.mark.parametrize("template", ["chat", *WRITTEN])
@@ -279,6 +260,10 @@ def test_a_chat_template_that_does_not_fit_is_refused(thinking, tmp_path, letter
     letters.chat_template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
     letters.save_pretrained(tmp_path / "marks")
     refused(tmp_path / "marks", byte_tokenizer(), r"writes <\|im_start\|> and <\|im_end\|>, which the tokenizer")
+    letters.add_special_tokens({"additional_special_tokens": ["<|system|>"]})
+    letters.chat_template = "{% for m in messages %}{{ '<|system|>' if m.role == 'system' }}{{ m.content }}{% endfor %}"
+    letters.save_pretrained(tmp_path / "of a system turn")
+    refused(tmp_path / "of a system turn", byte_tokenizer(), r"its chat template writes <\|system\|>, which the")
 
 
 def test_a_chat_template_takes_what_is_bound_and_a_questions_own_wins():
@@ -431,14 +416,3 @@ def test_a_template_that_writes_the_date_has_another_fingerprint_tomorrow(dated,
     tomorrow = PromptEncoder(Prompts("chat"), letters).fingerprint()
     assert today[0] == today[1]
     assert (tomorrow == today[0]) == same
-
-
-def test_a_special_token_of_a_system_turn_is_missed_where_the_tokenizer_lacks_it(letters, tmp_path):
-    letters.add_special_tokens({"additional_special_tokens": ["<|system|>"]})
-    letters.chat_template = (
-        "{% for m in messages %}{{ '<|' + m.role + '|>' if m.role == 'system' }}{{ m.content }}{% endfor %}"
-    )
-    letters.save_pretrained(tmp_path / "other")
-    settings = Prompts("chat", chat_template_from=str(tmp_path / "other"))
-    with pytest.raises(ValueError, match=r"its chat template writes <\|system\|>, which the tokenizer of"):
-        PromptEncoder(settings, byte_tokenizer())
