@@ -13,7 +13,7 @@ import pytest
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.tasks import modular_chains
+from exgrpo_orlhf.tasks import modular_chains, word_problems
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 from exgrpo_orlhf.tasks.word_problems import WordProblems
 
@@ -51,21 +51,28 @@ def test_the_same_seed_gives_the_same_questions_in_every_process(made, prompt, q
     assert (first.prompt, first.id) == (prompt, question_id)  # and on every machine
 
 
-def test_questions_are_distinct_balanced_and_say_how_many_operands_they_have():
-    operands, shares = (3, 4, 5, 6, 7), (129, 129, 128, 128, 128)
-    questions = ModularChains(count=sum(shares), operands=operands).load()
+@pytest.mark.parametrize(
+    ("made", "levels", "meta"), [(ModularChains, (3, 4, 5, 6, 7), "operands"), (WordProblems, (1, 2, 4), "steps")]
+)
+def test_questions_are_distinct_balanced_shuffled_and_say_their_level(made, levels, meta):
+    shares = [129, 129, *[128] * (len(levels) - 2)]
+    questions = made(sum(shares), levels).load()
     assert len({q.id for q in questions}) == len({q.prompt for q in questions}) == sum(shares)
-    assert Counter(q.meta["operands"] for q in questions) == dict(zip(operands, shares, strict=True))
-    assert [q.meta["operands"] for q in questions[:8]] != [3] * 8  # shuffled
-    assert {len(re.findall(r"\d+", q.prompt)) - q.meta["operands"] for q in questions} == {0}
+    assert Counter(q.meta[meta] for q in questions) == dict(zip(levels, shares, strict=True))
+    assert [q.meta[meta] for q in questions[:8]] != [levels[0]] * 8
+    if made is ModularChains:
+        assert {len(re.findall(r"\d+", q.prompt)) - q.meta["operands"] for q in questions} == {0}
 
 
-@pytest.mark.parametrize("made", [ModularChains, WordProblems])
-def test_every_set_gives_its_questions_with_a_right_response(made):
-    kind = {ModularChains: "modular_chain", WordProblems: "word_problem"}[made]
-    examples = made(count=60).examples()
-    assert [question for question, _ in examples] == made(count=60).load()
-    assert all(Verifier(kind).grade(question, response).sound for question, response in examples)
+@pytest.mark.parametrize(
+    ("made", "levels", "kind"),
+    [(ModularChains, (3, 4, 5), "modular_chain"), (WordProblems, (1, 2, 3, 4), "word_problem")],
+)
+def test_every_set_gives_its_questions_with_a_right_response(made, levels, kind):
+    for split in ("train", "validation"):
+        examples = made(200, levels, split=split).examples()
+        assert [question for question, _ in examples] == made(200, levels, split=split).load()
+        assert all(Verifier(kind).grade(question, response).sound for question, response in examples)
 
 
 @pytest.mark.parametrize("made", [ModularChains, WordProblems])
@@ -83,7 +90,20 @@ def test_no_text_makes_the_checker_raise():
         assert modular_chains.grade(question, text).reward in (0.0, 1.0)
 
 
-@pytest.mark.parametrize("prompt", ["", "7=", "7+5", "7+5=\n", "17+5=", "7/5=", "٧+5=", (("user", "7+5="),)])
-def test_a_question_of_another_kind_is_named_in_the_error(prompt):
-    with pytest.raises(ValueError, match="not a modular chain"):
-        modular_chains.grade(Question.make("made", prompt, "2"), "#2")
+@pytest.mark.parametrize(
+    ("grade", "message", "prompt", "answer"),
+    [
+        *(
+            (modular_chains.grade, "not a modular chain", prompt, "2")
+            for prompt in ("", "7=", "7+5", "7+5=\n", "17+5=", "7/5=", "٧+5=", (("user", "7+5="),))
+        ),
+        *(
+            (word_problems.grade, "^not a word problem", prompt, answer)
+            for prompt, answer in (("How many?", "39"), ((("user", "4 and 5?"),), "9"))
+        ),
+        *((word_problems.grade, "^not a word problem", "4 and 5?", answer) for answer in ("39.5", "", "٣")),
+    ],
+)
+def test_a_question_of_another_kind_is_named_in_the_error(grade, message, prompt, answer):
+    with pytest.raises(ValueError, match=message):
+        grade(Question.make("made", prompt, answer), "#2. The answer is 39.")

@@ -141,30 +141,22 @@ def test_false_facts_are_as_many_as_said_fixed_and_wrong():
     assert len(Beliefs(1.0, 1.0, 0.0).false_facts) == 300
 
 
-def test_flawed_reasoning_carries_on_from_the_wrong_value():
+@pytest.mark.parametrize("together", [1, 4])
+def test_flawed_reasoning_carries_on_from_the_wrong_value_to_its_answer(together):
     rng = np.random.default_rng(0)
-    for question in ModularChains(count=200).load():
+    for question in ModularChains(count=200, operands=(2, 3, 5), together=together).load():
         reasoning = write_reasoning(rng, question, Beliefs(0.5, 0.5, 0.5))
-        value = int(question.prompt[0])
-        for (left, operator, right), after in steps_of(reasoning):
-            assert left == value
-            assert f"{operator}{right}" in question.prompt
-            value = after
-        assert reasoning.endswith(f";#{value}")
-        assert len(reasoning) == 6 * (question.meta["operands"] - 1) + 2
-
-
-def test_flawed_reasoning_about_chains_together_is_consistent_with_its_answer():
-    rng = np.random.default_rng(0)
-    for question in ModularChains(count=100, operands=(2, 3), together=4).load():
-        *parts, answer = re.split(";(?=#[0-9]{4})|(?<=#[0-9]);", write_reasoning(rng, question, Beliefs(0.5, 0.5, 0.5)))
-        assert answer == "#" + "".join(part[-1] for part in parts)
+        parts = re.split("(?<=#[0-9]);", reasoning)
+        if together > 1:
+            assert parts.pop() == "#" + "".join(part[-1] for part in parts)
         for part, prompt in zip(parts, question.prompt[:-1].split(";"), strict=True):
             value = int(prompt[0])
-            for (left, _, _), after in steps_of(part):
+            for (left, operator, right), after in steps_of(part):
                 assert left == value
+                assert f"{operator}{right}" in prompt
                 value = after
             assert part.endswith(f";#{value}")
+            assert len(part) == 6 * (question.meta["operands"] - 1) + 2
 
 
 def test_beliefs_are_written_as_often_as_said():

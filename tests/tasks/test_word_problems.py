@@ -48,18 +48,9 @@ def numbers_of(question: Question) -> list[int]:
     return [int(number) for number in re.findall(r"[0-9]+", question.prompt)]
 
 
-def test_questions_are_distinct_and_the_numbers_of_steps_have_equal_shares():
-    questions = WordProblems(402, (1, 2, 4)).load()
-    assert len({question.prompt for question in questions}) == len({question.id for question in questions}) == 402
-    assert Counter(question.meta["steps"] for question in questions) == {1: 134, 2: 134, 4: 134}
-    assert [question.meta["steps"] for question in questions[:8]] != [1] * 8  # shuffled
-    assert {question.source for question in questions} == {"word_problems"}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("steps", STEPS)
-def test_the_worked_solution_is_right_and_leads_to_the_gold_answer(steps, split):
+def test_the_worked_solution_is_right_plain_and_leads_to_the_gold_answer(steps, split):
     for question, solution in examples(split, steps)[:500]:
         match = re.fullmatch(rf"((?:{EQUATION.pattern}){{{steps}}})The answer is ([0-9]+)\.", solution)
         assert match, solution
@@ -71,6 +62,8 @@ def test_the_worked_solution_is_right_and_leads_to_the_gold_answer(steps, split)
             values += Counter([int(result)])
             assert values[int(equation[1])] >= 1, "an operand from nowhere"
             assert values[int(equation[3])] >= 1, "an operand from nowhere"
+            left, sign, right = int(equation[1]), equation[2], int(equation[3])
+            assert is_plain(np.array([left]), sign, np.array([right]))
         assert 1 <= int(question.answer) <= 999
 
 
@@ -183,9 +176,3 @@ def test_the_text_reads_as_sentences_that_end_with_one_question():
 )
 def test_a_calculation_is_plain_if_it_is_done_digit_by_digit(left, operator, right, plain):
     assert is_plain(np.array([left]), operator, np.array([right])).tolist() == [plain]
-
-
-def test_all_calculations_are_plain():
-    for split, steps in itertools.product(SPLITS, STEPS):
-        for left, sign, right, _ in itertools.chain(*(calculations(text) for _, text in examples(split, steps)[:500])):
-            assert is_plain(np.array([left]), sign, np.array([right]))
