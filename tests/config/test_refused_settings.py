@@ -8,10 +8,11 @@ import pytest
 
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.models.pretrained import PretrainedModel
-from exgrpo_orlhf.models.supervised_start import SupervisedFile
+from exgrpo_orlhf.models.supervised_start import SupervisedFile, SupervisedModel
 from exgrpo_orlhf.models.tiny_models import ChainModel, GymModel
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions import QuestionFile, QuestionHub, QuestionMix
+from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
     QuestionSampler,
@@ -21,7 +22,7 @@ from exgrpo_orlhf.replay import (
     TrajectorySelector,
 )
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.settings import LoRA
+from exgrpo_orlhf.settings import LocalEngine, LoRA, Sampling
 from exgrpo_orlhf.tasks.modular_chains import Beliefs, ModularChains
 from exgrpo_orlhf.tasks.word_problems import WordProblems
 
@@ -37,6 +38,10 @@ NEEDED = {
     QuestionHub: dict(id="owner/set"),
     SupervisedFile: dict(path="q.jsonl"),
     PretrainedModel: dict(path="owner/model"),
+    SupervisedModel: dict(
+        **dict(model=PretrainedModel("owner/model"), examples=ModularChains()),
+        **dict(prompts=Prompts(), sampling=Sampling(), machine=LocalEngine()),
+    ),
 }
 PAIRS = [(0.75, 0.25), (0.5, 0.5), (0.0, 0.5), (0.5, 1.0), (-0.1, 0.5), (0.5,), (0.2, 0.5, 0.8), (NAN, 0.5)]
 MADE_QUESTIONS = [
@@ -187,6 +192,20 @@ REFUSED = {
     QuestionFile: [*QUESTION_RECORDS, (dict(path=3), "path takes str, got 3")],
     QuestionHub: [*QUESTION_RECORDS, (dict(split=None), "split takes str, got None")],
     SupervisedFile: [(dict(response=None), "response takes str, got None")],
+    SupervisedModel: [
+        (dict(epochs=0), "epochs must be at least 1, got 0"),
+        (dict(learning_rate=0.0), r"learning_rate must be positive and finite, got 0\.0"),
+        (dict(schedule="constant"), "schedule must be one of 'linear', 'cosine'; got 'constant'"),
+        (dict(warmup=1.0), r"warmup must lie in \[0, 1\), got 1\.0"),
+        *(
+            (dict(examples=wrong), rf"examples must be a reference such as @SupervisedFile\(\) .*, got {wrong!r}")
+            for wrong in (None, "examples.jsonl")
+        ),
+        (dict(model="foo/bar"), r"model must be a reference such as @PretrainedModel\(\) .*, got 'foo/bar'"),
+        (dict(prompts=Verifier()), r"prompts takes Prompts, got Verifier\("),
+        (dict(sampling=Prompts()), r"sampling takes Sampling, got Prompts\("),
+        (dict(machine="cpu"), "machine takes LocalEngine, got 'cpu'"),
+    ],
     PretrainedModel: [(dict(path=3), "path takes str, got 3")],
     QuestionMix: [
         *(

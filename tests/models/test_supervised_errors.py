@@ -10,14 +10,12 @@ import torch
 from test_supervised import supervised
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.cache import CacheError
 from exgrpo_orlhf.doctor import tiny
 from exgrpo_orlhf.models.pretrained import PretrainedModel
 from exgrpo_orlhf.models.supervised_start import SupervisedFile, SupervisedModel
 from exgrpo_orlhf.models.supervised_training import SupervisedTraining
 from exgrpo_orlhf.questions.prompts import Prompts
-from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.sampling import EngineLost
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
@@ -103,26 +101,6 @@ def test_a_learning_rate_that_blows_up_is_said(raw_model, tmp_path):
         supervised(raw_model, tmp_path, learning_rate=1e38, warmup=0.0, epochs=4).prepare()
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("epochs", 0, "must be at least 1, got 0"),
-        ("learning_rate", 0.0, "must be positive and finite, got 0.0"),
-        ("schedule", "constant", "must be one of 'linear', 'cosine'; got 'constant'"),
-        ("warmup", 1.0, r"must lie in \[0, 1\), got 1.0"),
-        ("examples", None, r"must be a reference such as @SupervisedFile\(\) .*, got None"),
-        ("examples", "examples.jsonl", r"must be a reference such as @SupervisedFile\(\) .*, got 'examples.jsonl'"),
-        ("model", "foo/bar", r"must be a reference such as @PretrainedModel\(\) .*, got 'foo/bar'"),
-        ("prompts", Verifier(), r"takes Prompts, got Verifier\("),
-        ("sampling", Prompts(), r"takes Sampling, got Prompts\("),
-        ("machine", "cpu", r"takes LocalEngine, got 'cpu'"),
-    ],
-)
-def test_a_setting_out_of_range_is_named(raw_model, tmp_path, field, value, message):
-    with pytest.raises(ValueError, match=rf"^SupervisedModel\.{field} {message}"):
-        supervised(raw_model, tmp_path, **{field: value})
-
-
 def test_files_of_every_kind_and_chat_messages_are_read(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -151,11 +129,3 @@ def test_the_doctor_finds_the_pretrained_model_below_two_starts(raw_model):
         "SupervisedModel.examples = @ModularChains()",
     ]
     assert tiny.bound_model(["baselines/sft.gin"], bindings)[0] == str(raw_model)
-
-
-@pytest.mark.parametrize("setting", ["questions", "model", "validation"])
-def test_work_takes_references_not_paths(setting):
-    with pytest.raises(
-        config.ConfigError, match=rf"Work\.{setting} must be a reference such as @.*(,|, or None;) got 'foo/bar'"
-    ):
-        config.load(["toy.gin"], [f"Work.{setting} = 'foo/bar'"])
