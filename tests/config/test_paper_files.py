@@ -107,10 +107,17 @@ def test_the_released_checkpoints_recipe_is_the_papers_with_the_official_scripts
     }
 
 
+def test_a_row_of_the_same_name_is_the_same_run_in_every_table():
+    """So that it is trained once below."""
+    runs = {(variant.name, config.load(variant.files, variant.bindings).config_hash) for _, variant in ROWS}
+    assert len(runs) == len({name for name, _ in runs}) < len(ROWS)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("table", "variant"), ROWS, ids=[f"{table}-{variant.name}" for table, variant in ROWS])
-def test_every_row_of_every_table_trains(table, variant, warm_model, tmp_path):
+@pytest.mark.parametrize("name", {variant.name: None for _, variant in ROWS})
+def test_every_row_of_every_table_trains(name, warm_model, tmp_path):
     """At a small size, by the recipe as it was trained."""
+    table, variant = next(row for row in reversed(ROWS) if row[1].name == name)
     small = [*variant.bindings, *small_bindings(warm_model), "train.steps = 3", "RetirementPolicy.revisits_every = 2"]
     if table != "table7":
         small.pop()
