@@ -52,16 +52,17 @@ def test_a_response_is_its_own_tokens_and_one_end_token_with_probability_one(war
             tmp_path / "experts.jsonl",
             expert(FIRST),
             {"id": QUESTIONS[1].id, "response": right_reasoning(QUESTIONS[1].prompt)},
+            expert(QUESTIONS[2], id=QUESTIONS[2].id),
         ),
     )
     tokenizer = AutoTokenizer.from_pretrained(warm_model)
-    for question in QUESTIONS[:2]:
+    for question in QUESTIONS[:3]:
         [stored] = buffer.trajectories(question.id)
         assert tokenizer.convert_ids_to_tokens(stored.token_ids) == [*right_reasoning(question.prompt), "<end>"]
         assert stored.behaviour_logprobs.tolist() == [0.0] * len(stored)
         assert (stored.reward, stored.step, stored.sound, stored.finish) == (1.0, 0, True, "stop")
     assert set(buffer.candidates) == {Fraction(1, 2)}
-    assert buffer.n_candidates == 2
+    assert buffer.n_candidates == 3
 
 
 def test_where_a_template_closes_turns_a_response_is_closed_as_the_policys_own_are(warm_model, tmp_path):
@@ -77,10 +78,16 @@ def test_where_a_template_closes_turns_a_response_is_closed_as_the_policys_own_a
             load(model, file, "Prompts.template = 'chat'")
 
 
-def test_what_is_written_is_read_and_the_same_response_is_kept_once(warm_model, tmp_path):
+@pytest.fixture
+def experts(tmp_path) -> Path:
+    """Of every question, and of five of them twice."""
     pairs = [(question, right_reasoning(question.prompt)) for question in QUESTIONS]
     initial_buffer.write_experts(tmp_path / "experts.jsonl", [*pairs, *pairs[:5]])
-    buffer = load(warm_model, tmp_path / "experts.jsonl")
+    return tmp_path / "experts.jsonl"
+
+
+def test_what_is_written_is_read_and_the_same_response_is_kept_once(warm_model, experts):
+    buffer = load(warm_model, experts)
     assert buffer.n_candidates == buffer.n_trajectories == len(QUESTIONS)
 
 
@@ -165,13 +172,6 @@ def go(model: Path, run: Path, file: Path, *more: str, resume=False) -> list[dic
     return rows_of(run)
 
 
-@pytest.fixture
-def experts(tmp_path) -> Path:
-    pairs = [(question, right_reasoning(question.prompt)) for question in QUESTIONS]
-    initial_buffer.write_experts(tmp_path / "experts.jsonl", pairs)
-    return tmp_path / "experts.jsonl"
-
-
 @pytest.mark.slow
 def test_a_model_that_is_next_to_never_right_learns_from_experts_in_every_group(raw_model, tmp_path):
     """Eight questions, which on-policy training from here would learn nothing about in as many steps."""
@@ -209,7 +209,3 @@ def test_experts_are_read_once_and_a_resumed_run_has_them_from_its_checkpoint(wa
 def test_experience_without_a_candidate_is_refused_where_nothing_is_collected(warm_model, tmp_path):
     with pytest.raises(ValueError, match=r"experts\.jsonl: there is nothing to replay in it"):
         load(warm_model, write(tmp_path / "experts.jsonl"))
-
-
-def test_an_id_may_stand_beside_the_prompt_of_its_question(warm_model, tmp_path):
-    assert load(warm_model, write(tmp_path / "both.jsonl", expert(FIRST, id=FIRST.id))).n_candidates == 1

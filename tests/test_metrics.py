@@ -75,12 +75,6 @@ def test_weights_of_replayed_tokens_equal_a_plain_computation(scale):
         assert 0 < len(flat) < len(w)
 
 
-def test_effective_sample_size_of_equal_weights_is_all_and_of_one_giant_is_one_token():
-    rows = [row(10, stored_at=0)]
-    assert measured(rows, [[-1.0] * 10], [[-3.0] * 10])["replay/ess"] == pytest.approx(1)
-    assert measured(rows, [[-1.0] * 10], [[-80.0] + [-1.0] * 9])["replay/ess"] == pytest.approx(0.1)
-
-
 def test_fresh_ratios_equal_a_plain_computation_over_all_passes_and_the_rest_is_of_the_first():
     rows = [row(30, advantage=0.5), row(20, advantage=0.0), row(9, stored_at=1), row(30, advantage=-0.5)]
     policy, behaviour = random_logprobs(rows, 0.4)

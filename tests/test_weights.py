@@ -132,7 +132,7 @@ def test_files_that_are_not_there_or_no_weights_are_named(raw_model, tmp_path):
     (none / "pytorch_model.bin").write_bytes(b"no weights")
     assert f"{none}/pytorch_model.bin: it cannot be read" in refusal(none)
     shards = tmp_path / "shards"
-    AutoModelForCausalLM.from_pretrained(raw_model).save_pretrained(shards, max_shard_size="40KB")
+    weights.save(AutoModelForCausalLM.from_pretrained(raw_model), shards, max_shard_size="40KB")
     AutoTokenizer.from_pretrained(raw_model).save_pretrained(shards)
     PretrainedModel(str(shards)).prepare()
     second = sorted(shards.glob("*.safetensors"))[1]
@@ -285,7 +285,7 @@ def test_no_call_leaves_it_to_the_library_whether_code_is_run():
                 "output_loading_info=True"), f"{path}: {match[0]}"  # fmt: skip
 
 
-def test_a_name_that_is_a_path_is_refused_without_a_request(tmp_path, monkeypatch):
+def test_a_name_that_is_a_path_or_no_hub_id_is_refused_without_a_request(tmp_path, monkeypatch):
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: pytest.fail("the hub was asked"))
@@ -295,6 +295,9 @@ def test_a_name_that_is_a_path_is_refused_without_a_request(tmp_path, monkeypatc
     for name in ("runs/nope", "./nope", "/nope", "~/nope", "runs/x/checkpoint-9", str(tmp_path / "x")):
         with pytest.raises(evaluated_model.ModelError, match=f"--model {name}: "):
             evaluated_model.load(name)
+    no_id = r"PretrainedModel\.path = 'a/b/c': no folder of that name, .*and no model from the hub: Repo id"
+    with pytest.raises(ValueError, match=no_id):
+        PretrainedModel("a/b/c").prepare()
 
 
 def test_saving_a_model_does_not_import_deepspeed(raw_model, tmp_path, monkeypatch):

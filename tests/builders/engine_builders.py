@@ -18,6 +18,7 @@ from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
+from exgrpo_orlhf.weights import save as save_model
 
 K = 4
 SMALL = {  # a model that the tokenizer of the chain models fits
@@ -237,7 +238,7 @@ def saved_model(model, tokenizer_of: Path, folder: Path) -> Path:
     if not isinstance(model, torch.nn.Module):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(model)
-    model.save_pretrained(folder)
+    save_model(model, folder)
     AutoTokenizer.from_pretrained(tokenizer_of).save_pretrained(folder)
     return folder
 

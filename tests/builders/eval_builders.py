@@ -20,6 +20,7 @@ from exgrpo_orlhf.evaluation.responses import Key, Response, respond
 from exgrpo_orlhf.sampling import Request, Sampler
 from exgrpo_orlhf.sampling.generation import generate
 from exgrpo_orlhf.sampling.torch_loop import LoopSampler
+from exgrpo_orlhf.weights import save as save_model
 
 RUN_BENCH = ROOT / "evals" / "run_bench.py"
 HERE = ("--engine", "transformers", "--no-mlflow")
@@ -46,7 +47,7 @@ def byte_model(folder: Path, heads: int = 1, layers: int = 1, vocabulary: int = 
                 tie_word_embeddings=True, bos_token_id=None, eos_token_id=END, initializer_range=0.08,
             )
         )  # fmt: skip
-    model.save_pretrained(folder)
+    save_model(model, folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -57,7 +58,7 @@ def published_model(folder: Path) -> Path:
     byte_model(folder, heads=2, layers=2, vocabulary=TOKENS, context=CONTEXT)
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.generation_config.update(eos_token_id=[END, ALSO_END], do_sample=True, top_k=1, repetition_penalty=1.5)
-    model.save_pretrained(folder)
+    save_model(model, folder)
     return folder
 
 

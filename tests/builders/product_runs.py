@@ -20,6 +20,7 @@ from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.templates import TEMPLATES
 from exgrpo_orlhf.settings import LocalEngine
 from exgrpo_orlhf.tasks.modular_chains import PRESETS
+from exgrpo_orlhf.weights import save as save_model
 
 # Kinds that a text names. The others are annotated: Literal and bool.
 NAMES = {
@@ -110,7 +111,7 @@ def guesser(folder: Path) -> Path:
     weight[:, 0] = 10.0  # so that every hidden state is nearly the same
     model.lm_head.weight.data[:, 0] = -2.0
     model.lm_head.weight.data[[tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(ANSWERS))], 0] = 2.0
-    model.save_pretrained(folder)
+    save_model(model, folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -283,12 +283,3 @@ def test_a_hub_id_that_is_not_there_is_one_line_after_one_short_request(error, m
         PretrainedModel("Qwen/Qwen2.5-Mth-7B").prepare()
     assert "\n" not in str(raised.value)
     assert requests == [("Qwen/Qwen2.5-Mth-7B", 10)]
-
-
-def test_what_is_no_hub_id_is_refused_without_a_request(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(
-        ValueError,
-        match=r"PretrainedModel\.path = 'a/b/c': no folder of that name, .*and no model from the hub: Repo id",
-    ):
-        PretrainedModel("a/b/c").prepare()
