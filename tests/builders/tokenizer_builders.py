@@ -9,6 +9,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from exgrpo_orlhf.weights import save as save_model
+
 TEXT = ["user\nWhat is 3 + 4?", "def f(x):\n    return x ** 2", "It's 12345 in a naïve café: 汉字 の 3.14"] * 3
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 NAMED = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
@@ -122,5 +124,5 @@ def misread_llama(folder: Path) -> Path:
         vocab_size=310, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
         max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=2, tie_word_embeddings=True,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    save_model(LlamaForCausalLM(config), folder)
     return folder
