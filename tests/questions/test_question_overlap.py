@@ -56,16 +56,6 @@ def test_answers_are_compared_with_their_capitals():
     assert normalised_answer("aB") != normalised_answer("Ab")
 
 
-def test_every_training_row_with_a_test_questions_text_is_found(tmp_path):
-    texts = {"train": ["What is $6$ times 7?", "Two?", "what is 6 times 7"], "test": ["Three?", "What is 6 times 7"]}
-    for name, prompts in texts.items():
-        (tmp_path / name).with_suffix(".jsonl").write_text("".join(json.dumps({"q": p}) + "\n" for p in prompts))
-    train, test = (PromptColumn(tmp_path / f"{name}.jsonl", "q") for name in texts)
-    report = compare(train, [test])
-    assert report.tests[0].hits == {1: [0, 2]}
-    assert report.train_rows == {0, 2}
-
-
 def test_the_official_validation_set_is_found_to_be_the_test_sets(shared_data):
     """T12, on real questions that were set by different hands."""
     sets = {
@@ -85,12 +75,14 @@ def test_the_official_validation_set_is_found_to_be_the_test_sets(shared_data):
 
 @pytest.fixture
 def sets(tmp_path):
-    """A training file of four rows in each form, and a test file that shares the second and the fourth."""
+    """A training file of five rows in each form, and a test file that shares the second, the fourth and the last, which
+    is the second once more."""
     rows = [
         ("One apple?", "1"),
         ("Two\u2028apples, or $2$?", "2"),
         ("Three, “apples”?", "3"),
         ("Is $a \\leq b$ or $x^{2}$?", "4"),
+        ("two apples, or 2", "2"),
     ]
     records = [{"question": q, "answer": a, "level": 5} for q, a in rows]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
@@ -111,11 +103,11 @@ def test_the_clean_subset_keeps_the_form_and_all_columns_and_overlaps_no_more(se
     tests = [sets / "test.jsonl", f"{sets / 'clean_test.jsonl'}:prompt"]
     done = script("--check-overlap", f"{train}:question", *tests, "--json", report, "--write-clean", clean)
     assert done.returncode == 0, done.stderr
-    assert "2 of 4 training rows overlap, 2 are clean" in done.stdout
+    assert "3 of 5 training rows overlap, 2 are clean" in done.stdout
     overlap = json.loads(report.read_text())
     assert [(t["questions"], t["same_text"]) for t in overlap["tests"]] == [(3, 2), (1, 0)]
     assert [(hit["test_row"], hit["train_row"]) for hit in overlap["tests"][0]["hits"]] == [(0, 1), (1, 3)]
-    assert overlap["train_rows_overlapping"] == 2
+    assert overlap["train_rows_overlapping"] == 3
     questions = QuestionFile(str(clean), prompt="question", answer="answer", source=None).load()
     assert [question.prompt for question in questions] == ["One apple?", "Three, “apples”?"]
     assert "level" in clean.read_bytes().decode(errors="ignore")
@@ -139,7 +131,7 @@ def test_wrong_arguments_of_the_overlap_check_say_what_to_do(sets, script):
         assert message in done.stderr
         assert "Traceback" not in done.stderr
     assert script("--write-clean", "x.jsonl").returncode == 2
-    assert (sets / "train.jsonl").read_text().count("\n") == 4
+    assert (sets / "train.jsonl").read_text().count("\n") == 5
 
 
 @pytest.mark.parametrize("option", ["--write-clean", "--json"])
