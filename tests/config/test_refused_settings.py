@@ -56,6 +56,7 @@ QUESTION_RECORDS = [
     (dict(limit=2.5), r"limit takes int \| None, got 2\.5"),  # by a macro, with which it is not compared before
     (dict(limit=True), r"limit takes int \| None, got True"),
     (dict(meta="tests"), r"meta takes tuple\[str, \.\.\.\], got 'tests'"),
+    *((dict(meta=meta), "meta: .* is taken") for meta in (("a.options", "b.options"), ("row",))),
     (dict(part="test", held_out=5), "part must be one of 'all', 'train', 'validation'; got 'test'"),
     *((wrong, "part is 'train' or 'validation' with") for wrong in (dict(held_out=5), dict(part="train"))),
 ]

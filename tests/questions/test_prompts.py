@@ -176,7 +176,7 @@ def test_the_token_that_closes_the_assistants_turn_is_found_where_there_is_one(t
 def test_the_answer_begins_behind_the_last_character_of_a_text_of_ones_own(letters, tmp_path, in_file):
     text = "{system}\nWrite \\boxed{} or {}.\nQ {question}\nA\n:"
     file = tmp_path / "mine.txt"
-    file.write_bytes(text.replace("\n", "\r\n").encode() + b"\n")
+    file.write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig") + b"\n")
     settings = Prompts(str(file) if in_file else text)
     file.unlink()
     assert settings == Prompts(text), "a file is read once"

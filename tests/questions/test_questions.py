@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf.questions import QuestionFile, QuestionMix, fingerprint
-from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.questions.question_files import read_rows
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
@@ -84,25 +83,23 @@ def test_numbers_keep_their_type_and_in_json_lines_their_spelling(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_function_gets_numbers_as_numbers_and_a_text_grader_as_text(suffix, tmp_path):
+def test_a_function_gets_numbers_as_numbers_and_a_text_grader_as_text(tmp_path):
     """The reproduction: == was never true, and a column `answers` took the place of the gold answer."""
-    rows = [{"prompt": "2+2?", "answer": 4, "info": {"scale": 0.5}, "answers": ["no"]}]
-    path = tmp_path / f"q.{suffix}"
-    path.write_text(json.dumps(rows[0]) + "\n") if suffix == "jsonl" else parquet(path, *rows)
-    (question,) = QuestionFile(str(path), answer="answer", meta=("info.scale", "answers")).load()
+    row = {"prompt": "2+2?", "answer": 4, "info": {"scale": 0.5}, "answers": ["no"]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(row) + "\n")
+    parquet(tmp_path / "q.parquet", row)
     (tmp_path / "reward.py").write_text(
         "def compute_score(solution_str, ground_truth, extra_info=None):\n"
         "    return float(int(solution_str) == ground_truth and extra_info['scale'] == 0.5)\n"
     )
     function = Verifier("function", function=f"{tmp_path / 'reward.py'}:compute_score")
-    assert function.grade(question, "4").correct
-    assert Verifier("exact").grade(question, "4").correct
-    assert Verifier("math").grade(question, "\\boxed{4}").correct
-    assert question.meta["answers"] == ["no"]
-    for meta in (("a.options", "b.options"), ("row",)):
-        with pytest.raises(ValueError, match=r"QuestionFile\.meta: .* is taken"):
-            QuestionFile(str(path), meta=meta)
+    for suffix in ("jsonl", "parquet"):
+        path = str(tmp_path / f"q.{suffix}")
+        (question,) = QuestionFile(path, answer="answer", meta=("info.scale", "answers")).load()
+        assert function.grade(question, "4").correct
+        assert Verifier("exact").grade(question, "4").correct
+        assert Verifier("math").grade(question, "\\boxed{4}").correct
+        assert question.meta["answers"] == ["no"]
 
 
 def test_a_line_separator_inside_a_question_does_not_end_its_line(tmp_path):
@@ -133,6 +130,7 @@ def test_source_is_the_files_name_where_there_is_no_field(tmp_path):
 
 LOOK_ALIKE = [
     ("Add 1 23", "Add 12 3"),
+    ("Reverse: Ab", "Reverse: aB"),
     ("if a:\n    b()\nc()", "if a:\n    b()\n    c()"),
     ("$5 ~ 3", "5 3"),
     ("Find $x^{2}$ for $x=2$.", "Find $x^2$ for $x = 2$"),
@@ -140,13 +138,14 @@ LOOK_ALIKE = [
 
 
 @pytest.mark.parametrize("pair", LOOK_ALIKE)
-def test_questions_that_look_alike_both_stay_and_neither_is_held_out(pair, tmp_path, caplog):
+def test_questions_that_look_alike_both_stay_with_their_own_answers_and_neither_is_held_out(pair, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    rows = [(prompt, "4") for prompt in pair] + [("What is 7?", "7"), (" What is 7?\n", "7")]
-    source = jsonl(tmp_path / "q.jsonl", *rows)
-    assert [question.prompt for question in source.load()] == [*pair, "What is 7?"]
+    rows = [(prompt, str(i)) for i, prompt in enumerate([*pair, "What is 7?"])]
+    repeated = (" What is 7?\n", "2")
+    source = jsonl(tmp_path / "q.jsonl", *rows, repeated)
+    assert [(question.prompt, question.answer) for question in source.load()] == rows
     assert "3 questions, 1 repetitions merged" in caplog.text
-    more = jsonl(tmp_path / "q.jsonl", *rows, ("What is 8?", "8"))
+    more = jsonl(tmp_path / "q.jsonl", *rows, repeated, ("What is 8?", "8"))
     (apart,) = replace(more, held_out=1, part="validation").load()
     assert apart.prompt not in pair
 
@@ -169,11 +168,6 @@ def test_repetitions_with_different_answers_name_both_rows(tmp_path):
         parquet(tmp_path / "q.parquet", *rows).load()
     with pytest.raises(ValueError, match="lines 1 and 2"):
         jsonl(tmp_path / "q.jsonl", ("a", 1), (" a ", 2)).load()
-
-
-def test_questions_that_only_look_alike_keep_their_own_answers(tmp_path):
-    rows = [("Reverse: Ab", "bA"), ("Reverse: aB", "Ba"), ("Compute 1-2", "-1"), ("Compute 1+2", "3")]
-    assert [question.answer for question in jsonl(tmp_path / "q.jsonl", *rows).load()] == ["bA", "Ba", "-1", "3"]
 
 
 def test_held_out_questions_are_never_trained_on_and_are_the_same_in_whatever_order_they_come(tmp_path):
@@ -237,11 +231,6 @@ def test_common_columns_are_recognised_and_said(suffix, prompt, answer, tmp_path
     assert f"questions are read from column {prompt!r} and answers from {answer!r}; QuestionFile.prompt" in caplog.text
     (as_bound,) = QuestionFile(str(path), prompt=prompt, answer=answer).load()
     assert as_bound.answer == row[answer]
-
-
-def test_a_template_in_a_file_begins_behind_its_byte_order_mark(tmp_path):
-    (tmp_path / "template.txt").write_text("\ufeffQ: {question}\n", encoding="utf-8")
-    assert Prompts(template=str(tmp_path / "template.txt")).template == "Q: {question}"
 
 
 def test_all_missing_columns_are_named_together_with_what_they_may_be(tmp_path):
