@@ -34,11 +34,11 @@ class ModelSource(Protocol):
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a run is made of, built and checked before anything starts (config.py).
+    """Everything a run is made of, built and checked before anything starts (config/build.py).
 
     config_text: the operative gin config; params: the same, flat; identity: those of them that must be the same for a
         run to be continued; config_hash: of identity
-    base: hash of the base model's weights, where a resumed run needs them (run.py)
+    base: hash of the base model's weights, where a resumed run needs them (training/run.py)
     local, openrlhf: the settings of the engine that runs; the other one is None
     """
 

@@ -6,7 +6,7 @@ the micro-batches' means would weigh the tokens of short responses more and depe
 alone costs supervised baselines accuracy (arXiv 2604.23747).
 """
 
-# No postponed annotations: `settings.check` reads them from `__init__`.
+# No postponed annotations: `check_settings` reads them from `__init__`.
 import gc
 import hashlib
 import json

@@ -112,22 +112,18 @@ class WarmedUpModel(ABC):
         directory = self.directory
         if cache.has(directory):
             return directory
-        model = self._warmed_up()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # their number can change the result, and is no part of the cache's key
+        try:
+            model = self._warmed_up()
+        finally:
+            torch.set_num_threads(threads)
         with cache.making(directory) as unfinished:
             weights.save(model, unfinished)
             self.tokenizer().save_pretrained(unfinished)
         return directory
 
     def _warmed_up(self) -> "Qwen2ForCausalLM":
-        """Train on one thread: the number of threads can change the result, and is no part of the cache's key."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return self._train()
-        finally:
-            torch.set_num_threads(threads)
-
-    def _train(self) -> "Qwen2ForCausalLM":
         model = self._fresh_network()
         rng = np.random.default_rng(self.seed)
         optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)

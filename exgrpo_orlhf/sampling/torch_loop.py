@@ -73,20 +73,13 @@ class LoopSampler(Sampler):
         requests = [request for *_, request in chunk]
         seed = requests[0].seed
         devices = [self.model.device] if self.model.device.type == "cuda" else []
+        seeds = None if isinstance(seed, StepSeed) else [request.seed_at(i) + k for i, k, request in chunk]
         # Joint numbers come from torch's global generator: it is seeded here, and its state is restored afterwards.
         with self.computing(), torch.random.fork_rng(devices=devices):
-            seeds = [request.seed_at(i) + k for i, k, request in chunk]
             if isinstance(seed, StepSeed):
                 torch.manual_seed(seed.of_chunk(number))
             try:
-                return generate(
-                    self.model,
-                    requests,
-                    end=self.end,
-                    pad=self.pad,
-                    seeds=None if isinstance(seed, StepSeed) else seeds,
-                    tokenizer=self.tokenizer,
-                )
+                return generate(self.model, requests, end=self.end, pad=self.pad, seeds=seeds, tokenizer=self.tokenizer)
             except torch.OutOfMemoryError as error:
                 raise EngineLost(
                     f"{len(chunk)} responses at a time are too many for the GPU; lower --rows of run_bench.py or "
