@@ -165,27 +165,22 @@ def test_an_impossible_first_token_of_a_block_is_not_chosen_at_the_border_of_two
             assert logits.gather(1, sample(logits, 1.0, one)[:, None]).isfinite().all()
 
 
-def test_logits_that_are_not_finite_stop_generation():
-    model = random_model(CONFIGS["qwen2"])
-    with torch.no_grad():
-        model.lm_head.weight[3, 0] = float("nan")
-    for temperature in (1.0, None):
-        with pytest.raises(ArithmeticError, match="token 1 of a response are not finite"):
-            responses(model, [[2, 3]], temperature=temperature)
-
-
 @pytest.mark.parametrize(
-    ("begin", "computed", "ends"),
+    ("begin", "computed", "ends", "temperature"),
     [
-        (3, CHECK_EVERY, []),
-        (CHECK_EVERY, CHECK_EVERY, []),
-        (CHECK_EVERY + 1, 2 * CHECK_EVERY, []),
-        (2 * CHECK_EVERY + 2, 2 * CHECK_EVERY + 6, []),
-        (3, 3, [0]),
+        (1, CHECK_EVERY, [], None),
+        (1, CHECK_EVERY, [], 1.0),
+        (3, CHECK_EVERY, [], None),
+        (CHECK_EVERY, CHECK_EVERY, [], None),
+        (CHECK_EVERY + 1, 2 * CHECK_EVERY, [], None),
+        (2 * CHECK_EVERY + 2, 2 * CHECK_EVERY + 6, [], None),
+        (3, 3, [0], None),
     ],
-    ids=["early", "at a look", "after a look", "near the end", "where the row ends"],
+    ids=["at once", "sampled", "early", "at a look", "after a look", "near the end", "where the row ends"],
 )
-def test_logits_that_are_no_longer_finite_are_named_by_token_before_a_response_is_returned(begin, computed, ends):
+def test_logits_that_are_not_finite_are_named_by_token_before_a_response_is_returned(
+    begin, computed, ends, temperature
+):
     """In the case 'where the row ends' the argmax of NaN logits is token 0, which ends the row."""
     model, forwarded = random_model(Qwen2Config(**{**SMALL, "max_position_embeddings": 256})), []
 
@@ -197,7 +192,7 @@ def test_logits_that_are_no_longer_finite_are_named_by_token_before_a_response_i
 
     model.lm_head.register_forward_hook(overflow)
     with pytest.raises(ArithmeticError, match=f"the logits of token {begin} of a response are not finite"):
-        responses(model, [[2, 3]], temperature=None, end=[*ends, 99], max_new_tokens=2 * CHECK_EVERY + 6)
+        responses(model, [[2, 3]], temperature=temperature, end=[*ends, 99], max_new_tokens=2 * CHECK_EVERY + 6)
     assert len(forwarded) == computed
 
 
