@@ -29,8 +29,6 @@ NAMES = {
     "Environment.path": ("chain_calculator.py", "word_calculator.py"),
     "LocalEngine.device": ("auto", "cpu", "cuda"),
     "LoRA.targets": ("all-linear",),
-    "QuestionFile.part": ("all", "train", "validation"),
-    "QuestionHub.part": ("all", "train", "validation"),
 }
 # What no run on a CPU can have, and why.
 WITHOUT_A_RUN = {
