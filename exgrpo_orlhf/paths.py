@@ -7,6 +7,7 @@ puts them there) and writes to the current directory.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -20,7 +21,7 @@ WORKPLACE: Path = CHECKOUT or Path.cwd()  # of runs/, results/, datasets/ and ml
 def run_name(run: Path) -> str:
     """The name of a run's folder; with its variant's in a study, whose folders are <variant>/seed<k>."""
     run = run.absolute()
-    return f"{run.parent.name}/{run.name}" if run.name.startswith("seed") else run.name
+    return f"{run.parent.name}/{run.name}" if re.fullmatch("seed[0-9]+", run.name) else run.name
 
 
 def cache(chosen: str | Path | None) -> Path:

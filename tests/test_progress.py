@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from exgrpo_orlhf.paths import run_name
 from exgrpo_orlhf.progress import Progress, evaluations_left
 from exgrpo_orlhf.study.runs import RunProgress, seconds_left
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 METRICS = {"reward/mean": 0.5, "replay/actual_share": 0.5, "replay/trajectories": 3, "replay/retired": 1}
+
+
+@pytest.mark.parametrize(("folder", "name"), [("study/rho_25/seed0", "rho_25/seed0"), ("runs/seedling", "seedling")])
+def test_a_run_has_its_variants_name_in_a_study_alone(folder, name):
+    assert run_name(Path(folder)) == name
 
 
 def test_evaluations_follow_in_every_so_many_steps_and_at_the_end():
