@@ -27,8 +27,14 @@ class PlainRow:
 
 
 def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int, mixed: bool = False) -> tuple[float, float]:
-    """−(objective of one token), and its derivative in log π_θ."""
-    log_w, advantage = row.logprobs[t] - row.behaviour[t], row.advantage
+    """−(objective of one token), and its derivative in log π_θ.
+
+    With the ratio of the sequence s (GSPO, arXiv 2507.18071) all |y| tokens of a fresh row have the same term, and
+    ∂s/∂log π of each is s/|y|: the derivative of their sum in log π of one token is that of one term in log s.
+    """
+    log_ratios, advantage = [a - b for a, b in zip(row.logprobs, row.behaviour, strict=True)], row.advantage
+    by_sequence = loss.ratio == "sequence" and not row.replayed
+    log_w = sum(log_ratios) / len(log_ratios) if by_sequence else log_ratios[t]
     w = math.exp(log_w) if log_w < 700 else math.inf
     if not advantage:
         return 0.0, 0.0

@@ -11,8 +11,30 @@ from plain_loss import NORMALIZERS, PlainRow, evaluated, plain_loss, random_rows
 
 from exgrpo_orlhf.objective import MixedPolicyLoss
 
-CLIPS = [(None, None), (0.2, 0.2), (0.1, 0.4)]
-COEFS = [(0.0, 0.0), (0.01, 0.0), (0.0, 0.05), (0.01, 0.05)]
+
+def each(clip=({},), **choices) -> list[dict]:
+    """Settings with every combination of these values."""
+    combined = itertools.product(clip, *choices.values())
+    return [{**bounds, **dict(zip(choices, values, strict=True))} for bounds, *values in combined]
+
+
+def clips(*pairs) -> list[dict]:
+    return [{"clip_low": low, "clip_high": high} for low, high in pairs]
+
+
+NONE = (None, None)
+SETTINGS = [
+    *each(
+        shaping=[True, False],
+        importance_weights=[True, False],
+        clip=clips(NONE, (0.2, 0.2), (0.1, 0.4)),
+        normalizer=NORMALIZERS,
+    ),
+    *each(ratio=["sequence"], clip=clips(NONE, (0.2, 0.2), (0.05, 0.1)), normalizer=NORMALIZERS),
+    *each(max_weight=[0.05, 0.7, 1.0, 2.0, 50.0], shaping=[True, False]),
+    *each(max_fresh_weight=[0.05, 0.7, 1.1, 2.0, 50.0], clip=clips(NONE, (0.2, 0.2))),
+    *each(dual_clip=[1.2, 1.5, 3.0], max_fresh_weight=[None, 1.3, 5.0]),
+]
 
 
 def assert_equals_the_equations(loss, rows) -> None:
@@ -23,24 +45,11 @@ def assert_equals_the_equations(loss, rows) -> None:
     assert np.allclose(grad_entropies, plain_entropies, rtol=1e-12, atol=1e-16)
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("importance_weights", [True, False])
-@pytest.mark.parametrize("shaping", [True, False])
-def test_loss_and_gradient_equal_the_equations_written_plainly(shaping, importance_weights, clip, normalizer):
-    for (entropy_coef, kl_coef), seed in itertools.product(COEFS, range(2)):
-        loss = MixedPolicyLoss(
-            beta=0.1 + 0.2 * seed,
-            shaping=shaping,
-            importance_weights=importance_weights,
-            clip_low=clip[0],
-            clip_high=clip[1],
-            normalizer=normalizer,
-            response_length=20,
-            entropy_coef=entropy_coef,
-            kl_coef=kl_coef,
-        )
-        assert_equals_the_equations(loss, random_rows(seed))
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_loss_and_gradient_equal_the_equations_written_plainly(settings):
+    for seed, (entropy_coef, kl_coef) in enumerate([(0.0, 0.0), (0.01, 0.0), (0.0, 0.05), (0.01, 0.05)]):
+        more = {"beta": 0.1 + 0.1 * seed, "entropy_coef": entropy_coef, "kl_coef": kl_coef}
+        assert_equals_the_equations(MixedPolicyLoss(response_length=20, **more, **settings), random_rows(seed))
 
 
 def test_a_mixed_batch_is_unclipped_in_its_parts_without_replayed_rows_too_and_another_is_clipped():
@@ -59,51 +68,18 @@ def test_a_mixed_batch_is_unclipped_in_its_parts_without_replayed_rows_too_and_a
 
 
 def test_the_rows_of_these_tests_meet_every_case():
-    """Clipped above and below, unclipped beyond the bound on the harmless side, replayed with both signs."""
+    """Clipped above and below, beyond the dual clip, unclipped on the harmless side, replayed with both signs."""
     cases = set()
-    for row in random_rows(0) + random_rows(1):
+    for row in (row for seed in range(4) for row in random_rows(seed)):
         for logprob, behaviour in zip(row.logprobs, row.behaviour, strict=True):
             w = math.exp(logprob - behaviour)
-            zone = "above" if w > 1.4 else "below" if w < 0.8 else "inside"
+            zone = "far above" if w > 3 else "above" if w > 1.4 else "below" if w < 0.8 else "inside"
             cases.add((row.replayed, zone, np.sign(row.advantage)))
     assert {(False, zone, sign) for zone in ("above", "inside", "below") for sign in (1, -1)} <= cases
-    assert {(True, zone, sign) for zone in ("above", "below") for sign in (1, -1)} <= cases
+    assert {(True, zone, sign) for zone in ("above", "below") for sign in (1, -1)} | {(False, "far above", -1)} <= cases
 
 
-# -- truncated weights ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *(
-            {"max_weight": c, "shaping": shaping, "entropy_coef": 0.01}
-            for c in (0.05, 0.7, 1.0, 2.0, 50.0)
-            for shaping in (True, False)
-        ),
-        *(
-            {"max_fresh_weight": c, "clip_low": clip, "clip_high": clip}
-            for c in (0.05, 0.7, 1.1, 2.0, 50.0)
-            for clip in (0.2, None)
-        ),
-    ],
-    ids=str,
-)
-def test_truncated_loss_and_gradient_equal_the_equations_written_plainly(settings):
-    for seed in range(4):
-        assert_equals_the_equations(MixedPolicyLoss(response_length=20, **settings), random_rows(seed))
-
-
-@pytest.mark.parametrize("max_fresh_weight", [None, 1.3, 5.0])
-@pytest.mark.parametrize("c", [1.2, 1.5, 3.0])
-def test_a_dual_clip_equals_the_equations_written_plainly(c, max_fresh_weight):
-    free, met = MixedPolicyLoss(response_length=20, max_fresh_weight=max_fresh_weight), 0
-    for seed in range(4):
-        rows = random_rows(seed)
-        loss = replace(free, dual_clip=c)
-        assert_equals_the_equations(loss, rows)
-        met += plain_loss(loss, rows) != plain_loss(free, rows)
-    assert (met > 0) == (max_fresh_weight is None or max_fresh_weight > c)
+# -- bounded weights --------------------------------------------------------------------------------------------------
 
 
 def test_dual_clipped_tokens_are_counted_however_extreme_their_ratio():
@@ -113,26 +89,13 @@ def test_dual_clipped_tokens_are_counted_however_extreme_their_ratio():
     assert counts == [2, 1], "and one token below the lower clip"
 
 
-@pytest.mark.parametrize("shaping", [True, False])
-@pytest.mark.parametrize(
-    ("replayed", "one", "other"),
-    [
-        (None, {"max_weight": None}, {"max_weight": 1e6}),  # a weight that no token reaches
-        (False, {"max_weight": None}, {"max_weight": 0.01}),  # fresh rows are not truncated by it
-        (True, {"max_fresh_weight": None}, {"max_fresh_weight": 0.01}),  # nor replayed ones by the other
-        (
-            True,
-            {"clip_low": None, "clip_high": None},
-            {"clip_low": 0.01, "clip_high": 0.01},
-        ),  # replayed ones never clipped
-    ],
-)
-def test_a_bound_leaves_the_result_bit_identical_where_it_does_not_apply(shaping, replayed, one, other):
-    """replayed: what all rows are; None: some of each"""
-    rows = [row if replayed is None else replace(row, replayed=replayed) for row in random_rows()]
-    expected, result = (evaluated(MixedPolicyLoss(shaping=shaping, **settings), rows) for settings in (one, other))
-    assert result[0] == expected[0]
-    assert torch.equal(result[1], expected[1])
+def test_with_the_ratio_of_the_sequence_the_share_of_clipped_tokens_is_that_of_whole_responses():
+    loss = MixedPolicyLoss(ratio="sequence", clip_low=0.2, clip_high=0.2)
+    above = (0.5, np.full(3, -1.0, np.float32), np.array([-2.0, -1.0, -1.0], np.float32))  # s = e^(1/3), one token of 3
+    inside = (0.5, np.full(2, -1.0, np.float32), np.array([-2.0, 0.0], np.float32))  # s = 1
+    sequences, tokens = (one.fresh_metrics(one.fresh_sums([above, inside], False)) for one in (loss, MixedPolicyLoss()))
+    assert (sequences["policy/clip_share"], tokens["policy/clip_share"]) == (3 / 5, 2 / 5)
+    assert sequences["policy/approx_kl"] == tokens["policy/approx_kl"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -141,7 +104,7 @@ def test_a_bound_leaves_the_result_bit_identical_where_it_does_not_apply(shaping
     [
         *({}, {"shaping": False}, {"importance_weights": False}, {"max_weight": 2.0}),
         *({"max_weight": 2.0, "shaping": False}, {"dual_clip": 3.0}, {"max_fresh_weight": 2.0}),
-        *({"clip_low": None, "clip_high": None}, {"clip_low": None, "clip_high": None, "max_fresh_weight": 2.0}),
+        *({"ratio": "sequence"}, *each(clip=clips(NONE), max_fresh_weight=[None, 2.0])),
     ],
     ids=str,
 )

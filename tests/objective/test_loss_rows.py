@@ -58,23 +58,21 @@ def test_no_replayed_rows_no_fresh_rows_and_no_rows_at_all_give_no_nan(coefs):
     assert grad.shape == (0,)
 
 
-def test_rows_with_no_advantage_need_a_gradient_only_with_entropy_or_kl():
-    advantages = torch.tensor([0.5, 0.0, -0.25, 0.0])
-    assert MixedPolicyLoss().needs_gradient(advantages).tolist() == [True, False, True, False]
-    assert MixedPolicyLoss(entropy_coef=0.01).needs_gradient(advantages).all()
-    assert MixedPolicyLoss(kl_coef=0.01).needs_gradient(advantages).all()
-
-
-@pytest.mark.parametrize("settings", [{}, {"shaping": False}, {"importance_weights": False}, {"clip_low": None}])
-def test_rows_said_to_need_no_gradient_have_none(settings):
-    if "clip_low" in settings:
-        settings = {"clip_low": None, "clip_high": None}
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"shaping": False}, {"importance_weights": False}, {"clip_low": None, "clip_high": None}],
+    ids=str,
+)
+def test_rows_without_an_advantage_have_no_gradient_and_need_one_only_with_entropy_or_kl(settings):
     loss, rows = MixedPolicyLoss(**settings), random_rows()
     _, grad, _ = evaluated(loss, rows)
-    batch = tensors(loss, rows)
-    needed = loss.needs_gradient(batch.advantages)
+    advantages = tensors(loss, rows).advantages
+    needed = loss.needs_gradient(advantages)
+    assert needed.equal(advantages != 0)
     assert 0 < needed.sum() < len(needed)
     assert not grad[~needed].any()
+    for coefficient in ("entropy_coef", "kl_coef"):
+        assert replace(loss, **{coefficient: 0.01}).needs_gradient(advantages).all()
 
 
 def test_the_kl_term_of_a_token_that_the_policy_all_but_rules_out_is_bounded_and_has_no_gradient():
