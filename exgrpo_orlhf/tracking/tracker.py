@@ -74,7 +74,7 @@ class MlflowTracker:
             check_name(name)
         self._log = log
         self._settings, self.enabled = settings, settings.enabled
-        self._uri = address(settings, default_uri)
+        self._uri = address(settings, default_uri) if self.enabled else ""
         self._run_name = run_name
         self.run_id = run_id
         self._params = {name: _param_text(value) for name, value in params.items()}

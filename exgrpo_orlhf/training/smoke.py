@@ -84,7 +84,7 @@ def smoke(experiment: Experiment, run: Path, tracking_uri: str) -> Iterator[str]
 
     run: the run's folder, which stays as it is
     """
-    uri = address(experiment.tracking, tracking_uri)
+    uri = address(experiment.tracking, tracking_uri) if experiment.tracking.enabled else None
     training, validation = load_questions(experiment)
     path = experiment.model.prepare()
     prompts = PromptEncoder(experiment.prompts, tokenizer_file.load(path))
@@ -92,7 +92,7 @@ def smoke(experiment: Experiment, run: Path, tracking_uri: str) -> Iterator[str]
     longest = max(len(prompts.encode(question)) for question in [*training, *validation])
     counts = f"{len(training):,} to train on, {len(validation):,} for validation"
     yield f"questions   {counts}; longest prompt {longest} tokens"
-    if experiment.tracking.enabled:
+    if uri is not None:
         yield f"MLflow      {without_password(uri)}: {_reachable(uri)}"
 
     above = next(folder for folder in run.absolute().parents if folder.is_dir())

@@ -273,9 +273,10 @@ def test_an_address_of_an_impossible_scheme_is_refused_before_anything_is_loaded
         assert address(Tracking(uri=uri), "unused") == uri
 
 
-def test_switched_off_it_leaves_the_log_alone(tmp_path, fresh_sqlite):
+def test_switched_off_it_leaves_the_log_alone_and_no_address_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://host:5000")
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    sender = tracker(log, fresh_sqlite, Tracking(enabled=False), run_id="kept for the checkpoint")
+    sender = tracker(log, "unused", Tracking(enabled=False), run_id="kept for the checkpoint")
     fill(log, [0])
     sender.artifact(log.path)
     sender.catch_up()

@@ -39,6 +39,7 @@ def test_a_trial_that_fails_keeps_its_files_and_says_where(warm_model, tmp_path,
         raise ArithmeticError("the update is not finite: see batch.json")
 
     monkeypatch.setattr("exgrpo_orlhf.training.smoke.train", fail)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://host:5000")  # of no use without tracking, and not refused
     assert smoke(run_script, warm_model, tmp_path, "Tracking.enabled = False").returncode == 1
     [folder] = tmp_path.iterdir()
     assert (folder / "run" / "batch.json").exists()
