@@ -2,7 +2,7 @@
 
     ahead/rollouts.parquet     one row a rollout, groups in the plan's order: question_id, replayed, token_ids, finish,
                                verdict, reward, sound, extracted, logs, behaviour_logprobs, policy_step, actions,
-                               seed
+                               seed, sampler_logprobs
     ahead/candidates.parquet   one row a stored trajectory of a replayed question, as it was when that was planned:
                                question_id, token_ids, behaviour_logprobs, reward, step, finish, sound, actions,
                                seed
@@ -45,9 +45,10 @@ _ROLLOUTS = pa.schema(
         ("policy_step", pa.int64()),
         ("actions", pa.large_list(pa.bool_())),
         ("seed", pa.uint64()),
+        ("sampler_logprobs", pa.large_list(pa.float32())),
     ]
 )
-_OF_ROLLOUT = ("token_ids", "finish", "behaviour_logprobs", "policy_step", "actions", "seed")
+_OF_ROLLOUT = ("token_ids", "finish", "behaviour_logprobs", "policy_step", "actions", "seed", "sampler_logprobs")
 _OF_GRADE = ("verdict", "reward", "sound", "extracted")
 
 
@@ -121,7 +122,8 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
         pairs = logged if isinstance(logged, dict) else {"logs": logged}
         logs: dict[str, Any] = {name: tuple(map(tuple, values)) for name, values in pairs.items()}
         grade = Grade(**{name: row[name] for name in _OF_GRADE}, **logs)
-        rollout = Rollout(**{name: row[name] for name in _OF_ROLLOUT}, grade=grade)
+        of_rollout = {name: row[name] for name in _OF_ROLLOUT if name in row}  # those of older runs lack the last
+        rollout = Rollout(**of_rollout, grade=grade)
         question_id = row["question_id"]
         earlier = groups[question_id].rollouts if question_id in groups else ()
         groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), row["replayed"])

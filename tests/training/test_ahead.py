@@ -241,7 +241,8 @@ def test_a_batch_is_read_as_it_was_written(tmp_path):
     def rollout(i: int) -> Rollout:
         made = trajectory(rng, 3 + i)
         finish = "length" if i == 1 else "stop"
-        return Rollout(made.token_ids, finish, grades[i], None, made.behaviour_logprobs, 6)
+        of_sampler = None if i else made.behaviour_logprobs + np.float32(1e-6)  # of vLLM on the local engine
+        return Rollout(made.token_ids, finish, grades[i], of_sampler, made.behaviour_logprobs, 6)
 
     groups = [RolloutGroup(q, tuple(rollout(i) for i in range(3 - (n > 1))), n > 1) for n, q in enumerate(chains)]
     candidates = {chains[2]: [trajectory(rng, 5, 3), replace(trajectory(rng, 4, 2), sound=False)], chains[3]: []}
@@ -260,7 +261,7 @@ def plain(batch: ahead.BatchAhead) -> list:
             stored.append((question, t.token_ids, t.behaviour_logprobs, t.reward, t.step, t.finish, t.sound))
     for g in batch.groups:
         for r in g.rollouts:
-            origin = (r.behaviour_logprobs, r.policy_step)
+            origin = (r.sampler_logprobs, r.behaviour_logprobs, r.policy_step)
             rollouts.append((g.question, g.planned_replay, r.token_ids, r.finish, r.grade, *origin))
     counts = plan.rollout_counts(3)
     return [plan.step, plan.fresh, plan.replayed, plan.round, counts, list(plan.stored), stored, rollouts]
