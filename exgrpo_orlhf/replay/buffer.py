@@ -22,7 +22,7 @@ TRAJECTORY_BYTES = 64  # counted for each trajectory besides its tokens
 
 
 class ReplayBuffer:
-    """Experience by question. `observe`, `store`, `retire` and `remove` cost O(1) per question and trajectory.
+    """Experience by question. `observe`, `store` and `retire` cost O(1) per question and trajectory.
 
     A *candidate* for replay has stored trajectories and a latest accuracy above 0. A question that falls to 0 stops
     being a candidate and keeps its trajectories; it is one again as soon as it is solved again.
@@ -233,18 +233,14 @@ class ReplayBuffer:
         return stored
 
     def retire(self, question_id: str, step: int) -> None:
-        """Take a question out of the buffer. Raises KeyError if it has no record."""
-        self.remove(question_id)
-        self.retired[question_id] = step
-        self.changes.retired.append(question_id)
-
-    def remove(self, question_id: str) -> None:
-        """Forget a question and its trajectories. Raises KeyError if it has no record."""
+        """Take a question out of the buffer, and forget its trajectories. Raises KeyError if it has no record."""
         record = self.records[question_id]
         self._leave_bucket(question_id, record)
         while record.stored:
             self._forget(record, -1)
         del self.records[question_id]
+        self.retired[question_id] = step
+        self.changes.retired.append(question_id)
 
     def restore(
         self,

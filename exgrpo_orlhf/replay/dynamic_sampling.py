@@ -132,21 +132,15 @@ class DynamicSampling:
     def masked(self, batch: MixedBatch) -> MixedBatch:
         """The batch with the groups outside the range out of the loss, where `masks` is set. With max_rounds > 0, a
         group whose rewards are equal has no advantage, of the length penalty neither."""
-        rewards = [[row.response.reward for row in rows if row.response.reward is not None] for rows in batch.rows]
-        if self.max_rounds:
-            equal = [are_equal(graded) for graded in rewards]
-            rows = [
-                [replace(row, advantage=0.0) for row in rows] if same else rows
-                for rows, same in zip(batch.rows, equal, strict=True)
-            ]
-            return replace(batch, rows=rows)
-        if not self.masks:
+        if not (self.masks or self.max_rounds):
             return batch
-        rows = [
-            rows if self.in_range(graded) else [replace(row, advantage=0.0, in_loss=False) for row in rows]
-            for rows, graded in zip(batch.rows, rewards, strict=True)
-        ]
-        return replace(batch, rows=rows)
+        groups = []
+        for rows in batch.rows:
+            rewards = [row.response.reward for row in rows if row.response.reward is not None]
+            if are_equal(rewards) if self.max_rounds else not self.in_range(rewards):
+                rows = [replace(row, advantage=0.0, in_loss=row.in_loss and not self.masks) for row in rows]
+            groups.append(rows)
+        return replace(batch, rows=groups)
 
     def in_range(self, rewards: Sequence[float]) -> bool:
         """Whether the mean of these rewards lies between the bounds; of none it is 0."""

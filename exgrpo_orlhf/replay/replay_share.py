@@ -52,5 +52,5 @@ class ReplayShare:
         graded = sum(group.graded for group in groups)
         if self.started or not graded or self.start_at_accuracy is None:
             return
-        if as_fraction(sum(group.correct for group in groups)) / graded > self.start_at_accuracy:
+        if Fraction(sum(group.correct for group in groups), graded) > self.start_at_accuracy:
             self.started_at = step

@@ -66,11 +66,11 @@ class QuestionSampler:
         group_size: int,
         buckets: DifficultyBuckets,
         rng: np.random.Generator,
-        newest_step: Callable[[str], int] | None = None,
+        newest_step: Callable[[str], int],
     ) -> list[str]:
         """n distinct question ids, drawn one after the other without replacement.
 
-        newest_step: step of a question's newest trajectory; needed with a half-life
+        newest_step: step of a question's newest trajectory
         O(n · buckets) whatever is stored; with a half-life O(candidates) besides. Raises ValueError if there are fewer
         than n candidates.
         """
@@ -90,10 +90,8 @@ class QuestionSampler:
             log_density = self.log_density(accuracy, group_size)
             if self.half_life is None:
                 cells.append(_Cell(sets, log_density))
-            elif newest_step is not None:
-                cells.append(_AgedCell(sets, log_density, self.half_life, newest_step, rng))
             else:
-                raise ValueError("QuestionSampler.half_life needs the steps of the stored trajectories")
+                cells.append(_AgedCell(sets, log_density, self.half_life, newest_step, rng))
         drawn: list[str] = []
         cumulative: list[float] = []
         for which, member in rng.random((n, 2)).tolist():

@@ -32,7 +32,7 @@ def filled(n: int, accuracies=(Fraction(1, 4), Fraction(1, 2), Fraction(3, 4)), 
             "question q0: a truncated response",
         ),
         (lambda buffer: buffer.store([("q", trajectory([1]))]), ValueError, "question q has no accuracy"),
-        (lambda buffer: buffer.remove("q"), KeyError, "q"),
+        (lambda buffer: buffer.retire("q", 1), KeyError, "q"),
         (lambda buffer: buffer.restore([], [], {}, 0), ValueError, "empty"),
         (lambda buffer: (buffer.retire("q0", 1), buffer.restore([], [], {}, 0)), ValueError, "empty"),
         (lambda buffer: (buffer.retire("q0", 1), buffer.record("q0", Fraction(1, 2), 3)), ValueError, "q0 is retired"),
@@ -50,12 +50,13 @@ def test_a_change_that_cannot_be_is_refused(change, error, message):
 # -- retirement -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_retires_when_retirement_is_off():
-    buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None))
-    buffer.observe([group(["correct"] * 8, "q")], 1)
-    buffer.store([("q", trajectory([1]))])
-    assert not buffer.retired
-    assert list(buffer.candidates[Fraction(1)]) == ["q"]
+def test_a_retired_question_returns_when_its_accuracy_falls():
+    buffer = filled(1)
+    buffer.retirement = RetirementPolicy(returns_below=0.75)
+    for step, (correct, retired) in enumerate(((4, True), (3, True), (2, False))):  # 3/4 is not below 0.75
+        buffer.observe([group(["correct"] * correct + ["wrong"] * (4 - correct), "q0")], step)
+        assert ("q0" in buffer.retired) == retired
+    assert (buffer.records["q0"].accuracy, buffer.records["q0"].streak) == (Fraction(1, 2), 0)
 
 
 # -- against a naive buffer -------------------------------------------------------------------------------------------
@@ -103,13 +104,10 @@ class NaiveBuffer:
         self.rows = [row for row in self.rows if row not in gone]
         self.evicted += [question_id for question_id, *_ in gone]
 
-    def remove(self, question_id):
+    def retire(self, question_id, step):
         for table in (self.accuracy, self.observed, self.streak):
             del table[question_id]
         self.rows = [row for row in self.rows if row[0] != question_id]
-
-    def retire(self, question_id, step):
-        self.remove(question_id)
         self.retired[question_id] = step
 
     def n_bytes(self):
@@ -134,7 +132,7 @@ class NaiveBuffer:
 def change(buffer, naive, draw, step):
     """One random change of both."""
     question_id = f"q{draw.randrange(12)}"
-    action = draw.choice(["observe", "observe", "record", "store", "store", "store", "store", "retire", "remove"])
+    action = draw.choice(["observe", "observe", "record", "store", "store", "store", "store", "retire"])
     if action == "observe":
         verdicts = draw.choices(list(REWARDS), weights=[8, 4, 1, 1, 1], k=draw.choice([2, 3, 4]))
         replayed = draw.random() < 0.5
@@ -157,9 +155,6 @@ def change(buffer, naive, draw, step):
     elif question_id in naive.accuracy and action == "retire" and draw.random() < 0.3:
         buffer.retire(question_id, step)
         naive.retire(question_id, step)
-    elif question_id in naive.accuracy and action == "remove" and draw.random() < 0.5:
-        buffer.remove(question_id)
-        naive.remove(question_id)
 
 
 @pytest.mark.parametrize("replays_unsolved", [False, True])
@@ -226,7 +221,7 @@ def one_of_each_change(buffer: ReplayBuffer, question_id: str) -> None:
     buffer.observe([group(["correct", "wrong"], middle)], 2)
     buffer.observe([group(["correct", "correct"], middle)], 3)
     buffer.observe([group(["correct", "wrong"], CountedId("q0"))], 3)
-    buffer.remove(CountedId("q0"))
+    buffer.retire(CountedId("q0"), 3)
 
 
 def looks_and_bytes(n: int) -> tuple[int, int]:

@@ -12,9 +12,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from replay_builders import QUESTIONS, K, assemble, filled, group, ids_of, mixer, source, train, trajectory
-from test_sampling import assert_follows, pool
+from test_sampling import assert_follows, draw, pool
 
-from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.replay import QuestionSampler, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
 from exgrpo_orlhf.training.batch_metrics import of_batch
 
@@ -119,7 +119,7 @@ def test_the_sampler_follows_algorithm_2():
     rng, candidates, draws = np.random.default_rng(0), pool(sizes), 4_000
     observed: Counter[tuple[int, ...]] = Counter()
     for _ in range(draws):
-        drawn = Counter(one.split(":")[0] for one in settings.sample(candidates, 4, 8, DifficultyBuckets(), rng))
+        drawn = Counter(one.split(":")[0] for one in draw(settings, candidates, 4, rng))
         observed[tuple(drawn[str(accuracy)] for accuracy in sizes)] += 1
     assert_follows(observed, multinomial_counts(densities, tuple(sizes.values()), 4), draws)
 

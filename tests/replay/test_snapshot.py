@@ -11,12 +11,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import replay_builders
 from full_disk import full_disk
-from replay_builders import view
+from replay_builders import group, view
 
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.snapshot import SnapshotError, load, save
+from exgrpo_orlhf.replay.snapshot import SnapshotError, load, load_for_new_run, save
 
 FILES = ("manifest.json", "questions.parquet", "trajectories.parquet")
 ACCURACY_COLUMNS = ["accuracy_numerator", "accuracy_denominator"]
@@ -128,8 +129,8 @@ def test_pandas_opens_both_tables_with_the_documented_columns_and_exact_types(sa
     rows = pd.read_parquet(saved / "trajectories.parquet")
     assert list(rows.columns) == TRAJECTORY_COLUMNS
     assert len(rows) == buffer.n_trajectories
-    for question_id, group in rows.groupby("question_id"):
-        assert [ids.tolist() for ids in group.token_ids] == [
+    for question_id, part in rows.groupby("question_id"):
+        assert [ids.tolist() for ids in part.token_ids] == [
             t.token_ids.tolist() for t in buffer.trajectories(question_id)
         ]
     schema = pq.read_schema(saved / "trajectories.parquet")
@@ -208,14 +209,6 @@ def test_another_fingerprint_is_refused_and_both_are_named(saved):
         opened(saved, "tokenizer-2")
 
 
-def test_another_table_under_the_right_name_is_refused(saved, tmp_path):
-    other = tmp_path / "other"
-    save(varied(1), other, "tokenizer-1")
-    (saved / "questions.parquet").write_bytes((other / "questions.parquet").read_bytes())
-    with pytest.raises(SnapshotError, match=r"questions\.parquet"):
-        opened(saved)
-
-
 # -- cut short --------------------------------------------------------------------------------------------------------
 
 
@@ -238,3 +231,54 @@ def test_size_and_hash_of_each_table_are_those_of_the_file(tmp_path):
     for name, entry in save(varied(), tmp_path / "replay", "f").items():
         content = (tmp_path / "replay" / name).read_bytes()
         assert entry == (len(content), hashlib.sha256(content).hexdigest())
+
+
+# -- another run's buffer ---------------------------------------------------------------------------------------------
+
+
+def of(number: int, step: int) -> Trajectory:
+    return replay_builders.trajectory([number] * 4, step)
+
+
+def abc() -> ReplayBuffer:
+    buffer = ReplayBuffer(RetirementPolicy())
+    for name in "abc":
+        buffer.record(name, Fraction(1, 2), 0)
+    return buffer
+
+
+def stored(buffer: ReplayBuffer, question_id: str) -> list[int]:
+    return [int(one.token_ids[0]) for one in buffer.trajectories(question_id)]
+
+
+def test_a_borrowed_buffer_brings_experience_and_no_mastery(tmp_path):
+    source = abc()
+    source.store([("a", of(1, step=40)), ("a", of(2, step=100)), ("b", of(3, step=70))])
+    source.observe([group(["correct", "wrong"], "b")], 100)
+    source.observe([group(["correct"], "c")], 100)
+    save(source, tmp_path / "replay", "f")
+    capped = ReplayBuffer(RetirementPolicy(), per_question=1, max_bytes=100)
+    few = load_for_new_run(tmp_path / "replay", capped, "f", {"a", "b"})
+    assert few.n_bytes <= 100
+    assert (stored(few, "a"), stored(few, "b")) == ([], [3]), "the new run's caps hold at once"
+    one_each = ReplayBuffer(RetirementPolicy(), per_question=1)
+    load_for_new_run(tmp_path / "replay", one_each, "f", {"a", "b"})
+    assert (stored(one_each, "a"), stored(one_each, "b")) == ([2], [3]), "of each question the newest"
+    aging = ReplayBuffer(RetirementPolicy(), max_age=50)
+    buffer = load_for_new_run(tmp_path / "replay", aging, "f", {"a", "b", "other"})
+    assert [t.step for t in buffer.trajectories("a")] == [-60, 0], "ages go on: the newest is of step 0"
+    assert {name: record.observed_step for name, record in buffer.records.items()} == {"a": -100, "b": 0}
+    assert not buffer.retired
+    assert buffer.n_candidates == 2
+    buffer.advance(1)
+    assert (stored(buffer, "a"), stored(buffer, "b")) == ([2], [3])
+
+
+def test_experience_of_other_questions_or_tokens_is_refused(tmp_path):
+    source = abc()
+    source.store([("a", of(1, step=40))])
+    save(source, tmp_path / "replay", "f")
+    with pytest.raises(SnapshotError, match="2 of its 3 questions"):
+        load_for_new_run(tmp_path / "replay", ReplayBuffer(RetirementPolicy()), "f", {"a"})
+    with pytest.raises(SnapshotError, match="another tokenizer or prompt template"):
+        load_for_new_run(tmp_path / "replay", ReplayBuffer(RetirementPolicy()), "g", {"a", "b", "c"})

@@ -157,25 +157,6 @@ def test_a_run_resumed_twice_is_one_run_with_each_step_once(tmp_path, sqlite, ca
     assert warnings(caplog) == []
 
 
-@pytest.mark.slow
-def test_a_killed_process_goes_on_in_its_run_without_knowing_the_id(tmp_path, sqlite):
-    process = train(tmp_path / "run", sqlite, 0, 5, "killed")
-    assert process.stdout.readline() == "trained\n"
-    time.sleep(0.3)
-    process.kill()
-    process.wait()
-    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-    reached = log.last_step
-    (run,) = tracked_runs(sqlite)
-    assert run.data.metrics["train/step"] >= reached - 1, "a step is sent when its row is written"
-    log.cut_back(3)
-    sender = tracker(log, sqlite)
-    fill(log, range(4, reached + 3))
-    sender.close("FINISHED")
-    (run,) = tracked_runs(sqlite)
-    assert [step for step, _ in history(sqlite, run.info.run_id)] == list(range(reached + 3))
-
-
 def test_two_trackers_at_once_on_one_log_send_each_step_once(tmp_path, sqlite):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     fill(log, [0])
