@@ -198,11 +198,12 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     print(f"{updates} optimiser step{'s' if updates > 1 else ''}")
     evaluations = f"validation every {s.eval_every}" if s.eval_every and experiment.validation else "no validation"
     print(f"steps       {s.steps:,}; {evaluations}; a checkpoint every {s.save_every}, {s.keep} of them kept")
-    at, rho = mixer.share.start_at_accuracy, mixer.share.rho
-    share = f"ρ = {float(rho):g}, {int(rho * s.questions_per_step)} questions"
+    at, rho, rho_end = mixer.share.start_at_accuracy, mixer.share.rho, mixer.share.rho_end
+    share = f"ρ = {float(rho):g}, {int(rho * s.questions_per_step)} questions of a batch"
+    share += f", to ρ = {float(rho_end):g} in {mixer.share.rho_steps} steps" if rho_end != rho else ""
     start = "the first step" if at is None else f"the step after a batch whose Pass@1 exceeds {float(at):g}"
-    kind = f"{'late injection' if mixer.injection.late else f'{share} of a batch'}, from {start}"
-    print(f"replay      {kind if mixer.replays else 'none'}")
+    kinds = [share] * (mixer.share.largest > 0) + ["late injection"] * (mixer.injection.late is not None)
+    print(f"replay      {' and '.join(kinds)}, from {start}" if kinds else "replay      none")
     if experiment.local is not None:
         with _noted(problems):
             device = placement.device_of(experiment.local.device)

@@ -201,6 +201,12 @@ def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_tra
     assert lines["questions"] == "24 to train on, 10 for validation"
     assert lines["memory"].startswith("estimated: ")
     assert lines["device"] == "cpu, float32, 1 CPU threads; sampled by a loop in torch"
+    assert lines["replay"] == "ρ = 0.5, 4 questions of a batch, from the first step"
+    rising = ("ReplayMixer.rho = 0.0", "ReplayMixer.rho_end = 0.5", "ReplayMixer.rho_steps = 9")
+    revisits = ("ReplayMixer.fresh_beside = 'unless_solved'", "ReplayMixer.late_injection = 'newest'")
+    _, lines, _ = dry_run(["toy.gin"], small_bindings(raw_model, *rising, *revisits))
+    planned = "ρ = 0, 0 questions of a batch, to ρ = 0.5 in 9 steps and late injection, from the first step"
+    assert lines["replay"] == planned
     monkeypatch.setattr(ChainModel, "prepare", lambda self: pytest.fail("it was trained"))
     done, lines, errors = dry_run(["toy.gin"], [f"ChainModel.cache = {str(tmp_path / 'cache')!r}"])
     assert (done.returncode, errors) == (0, [])
