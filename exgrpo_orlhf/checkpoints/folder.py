@@ -13,6 +13,7 @@ best                          a link to the checkpoint with the best train.best_
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import logging
 import os
@@ -73,7 +74,9 @@ def in_use(run: Path) -> bool:
     try:
         with locked(run / ".lock", wait=False):
             return False
-    except (BlockingIOError, PermissionError):
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
         return True
 
 

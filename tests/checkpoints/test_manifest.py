@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -302,13 +303,14 @@ def test_a_run_is_not_resumed_on_a_base_model_of_which_one_value_has_changed(bin
     assert go(model, tmp_path / "run", binding).steps == 4
 
 
-def test_a_folder_that_cannot_be_written_may_be_in_use_and_is_left_alone(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_cannot_be_written_may_be_in_use_and_is_left_alone(number, tmp_path, monkeypatch):
     """Its page is made all the same (scripts/explore.py), and MLflow calls its run what it called it."""
     (tmp_path / "metrics.id").write_text("x")
     assert not checkpoints.in_use(tmp_path)
 
     def refused(*_, **__):
-        raise PermissionError(13, "Permission denied", str(tmp_path / ".lock"))
+        raise OSError(number, os.strerror(number), str(tmp_path / ".lock"))
 
     monkeypatch.setattr(folder, "locked", refused)
     assert checkpoints.in_use(tmp_path)
