@@ -31,7 +31,8 @@ class ReplayBuffer:
     loses its last trajectory stops being a candidate and keeps its accuracy.
 
     per_question: trajectories kept of one question; the oldest of that question goes first
-    max_age: steps; a trajectory whose log-probs are older goes when a step begins, before it can be replayed
+    max_age: steps; a trajectory whose log-probs are older goes when a step begins, before it can be replayed (with
+        train.generate_ahead one step later, because the batch was planned before)
     max_bytes: of all trajectories, 8 bytes a token (of an episode 9, or 5 if it is not the policy's) and 64 a
         trajectory (Python's own overhead, some hundred bytes a trajectory, is not counted); the oldest goes first
     replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate. Its fresh
