@@ -17,7 +17,6 @@ from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.records import Question, RolloutGroup
 from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling, SelectedBatch
-from exgrpo_orlhf.sampling import StepSeed
 
 QUESTIONS = ALL_QUESTIONS[:30]
 STORED = trajectory((5, 1))
@@ -181,13 +180,6 @@ def test_a_retired_question_is_drawn_into_a_place_unless_it_left_fresh_sampling(
         rolls = Rolls({question.id: K - 1 for question in old}, otherwise=0)
         sampled = in_a_step(DynamicSampling(50), plan, stored, rolls, source, buffer)
         assert {one.group.question.id for one in sampled.all_groups} == {question.id for question in drawn_from}
-
-
-def test_rounds_differ_in_their_seeds_and_the_first_has_the_one_it_always_had():
-    plain = int(np.random.SeedSequence([11, 3, 2]).generate_state(1, np.uint64)[0])
-    assert StepSeed(11, 3).of_chunk(2) == plain
-    assert len({StepSeed(11, 3, round).of_chunk(2) for round in range(50)}) == 50
-    assert len({StepSeed(11, 3, round).of_request(2) for round in range(50)}) == 50
 
 
 # -- in a run ---------------------------------------------------------------------------------------------------------

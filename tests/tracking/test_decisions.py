@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 
 import numpy as np
 import pytest
 from replay_builders import QUESTIONS, trajectory
-from run_builders import MIXED_PHASE, STEPS, byte_tokenizer, rows, run_here
+from run_builders import byte_tokenizer, rows
 from step_builders import begin, watched
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -17,8 +16,6 @@ from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.replay.stored import Changes
 from exgrpo_orlhf.tracking import decisions as log
 from exgrpo_orlhf.tracking.decisions import DecisionLog
-
-FILES = ("decisions.jsonl", "rollouts.jsonl")
 
 
 def table(columns: dict[str, list]) -> list[dict]:
@@ -155,25 +152,6 @@ def test_every_fifth_step_logs_a_fresh_and_a_replayed_question_as_text(warm_mode
                     assert one["age"] == step - kept.step
                     assert {"now", "entropy"} <= one.keys(), "each candidate was scored for the choice"
     assert several > 0
-
-
-# -- killed and resumed -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_log_that_is_ahead_of_its_checkpoint_is_cut_back_and_ends_bit_identical(warm_model, tmp_path):
-    straight, run = tmp_path / "straight", tmp_path / "run"
-    run_here(warm_model, MIXED_PHASE, straight, resume=False)
-    shutil.copytree(straight, run, symlinks=True)
-    kept = sorted(run.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
-    shutil.rmtree(kept[-1])
-    for name in (*FILES, "metrics.jsonl"):  # as a kill in the middle of the writing leaves them
-        (run / name).write_bytes((straight / name).read_bytes() + b'{"step":13,"questi')
-    run_here(warm_model, MIXED_PHASE, run, resume=True)
-    for name in FILES:
-        assert (run / name).read_bytes() == (straight / name).read_bytes()
-    assert [row["step"] for row in rows(run / "decisions.jsonl")] == list(range(1, STEPS + 1))
-    assert [row["step"] for row in rows(run / "rollouts.jsonl")] == [5, 10]
 
 
 def test_a_corrupt_line_is_named(tmp_path):

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from run_builders import environment, small_bindings, train_command, train_small, wait_until
+from run_builders import environment, rows, small_bindings, train_command, train_small, wait_until
 from tracking_builders import tracker
 
 from exgrpo_orlhf.settings import Tracking
@@ -24,8 +24,7 @@ needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") i
 
 def logged(run: Path) -> Steps:
     metrics: Steps = {}
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in rows(run):
         for name in row.keys() - {"step", "time"}:
             metrics.setdefault(name, {})[row["step"]] = row[name]
     return metrics

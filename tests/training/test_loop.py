@@ -156,18 +156,20 @@ def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(stores, 
 
 @pytest.mark.slow
 def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(warm_model, tmp_path, monkeypatch):
-    """In the same MLflow run, as long as the configuration is the same: its steps are."""
+    """In the same MLflow run, as long as the configuration is the same: its steps are, bit-identical."""
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    run, tracked = tmp_path / "run", ("train.steps = 2", "Tracking.enabled = True")
+    run, tracked, weights = tmp_path / "run", ("train.steps = 2", "Tracking.enabled = True"), []
     for attempt, seed in enumerate((0, 0, 5)):
-        before = (run / "metrics.jsonl").read_bytes() if attempt else b""
+        before = [(run / name).read_bytes() for name in ("metrics.jsonl", "decisions.jsonl") if attempt]
         for folder in checkpoints.find(run).values():
             shutil.rmtree(folder)
         go(warm_model, run, *tracked, f"train.seed = {seed}", resume=attempt > 0)
-        if attempt:
-            assert (run / "metrics.before-restart.jsonl").read_bytes() == before
+        kept = [(run / f"{name}.before-restart.jsonl").read_bytes() for name in ("metrics", "decisions") if attempt]
+        assert kept == before
         assert [row["step"] for row in rows(run)] == [0, 1, 2]
+        weights.append((run / "checkpoint-2" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
     mlflow_runs = tracked_runs(store)
     assert len(mlflow_runs) == 2, "one for both attempts with seed 0, one for the other seed"
     for one in mlflow_runs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 import shutil
@@ -105,21 +104,6 @@ def test_killed_during_a_save_and_resumed_equals_a_straight_run(straight, warm_m
     assert max(checkpoints.find(run)) < 6
     run_here(warm_model, MIXED_PHASE, run, resume=True)
     assert not list(run.glob("*.partial"))
-    assert_same_ending(run, straight["mixed"])
-
-
-@pytest.mark.slow
-def test_killed_before_the_first_checkpoint_begins_again(straight, warm_model, tmp_path):
-    run = tmp_path / "run"
-    process = start_process(warm_model, [*MIXED_PHASE, "train.save_every = 100"], run)
-    wait_for(process, lambda: steps_done(run) >= 2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not checkpoints.find(run)
-    run_here(warm_model, MIXED_PHASE, run, resume=True)
-    kept = (run / "metrics.before-restart.jsonl").read_text().split("\n")
-    assert [json.loads(line)["step"] for line in kept[:3]] == [0, 1, 2], "what was measured is not thrown away"
-    assert (run / "decisions.before-restart.jsonl").read_text().startswith('{"step":1,')
     assert_same_ending(run, straight["mixed"])
 
 
