@@ -97,7 +97,10 @@ class Health:
         replayed = row.get("replay/actual_share", 0)
         self.replaying += row.get("replay/started", 1) == 1  # it is absent where replay is not delayed
         names = [sign.metric for sign in _SIGNS if replayed or not sign.with_replay]
-        for name in names + ["replay/actual_share"] * (self.replaying > FILLING):
+        # Where dynamic sampling left groups out, the share does not say how many candidates there were.
+        if self.replaying > FILLING and not row.get("rollout/filtered_groups"):
+            names.append("replay/actual_share")
+        for name in names:
             if name in row:
                 self.seen.setdefault(name, deque(maxlen=STEPS)).append(row[name])
 

@@ -64,6 +64,7 @@ def test_replay_that_has_not_started_does_not_starve_and_rows_without_replay_hav
     none = {**WELL, "replay/actual_share": 0.0, "replay/ess": 0.0}
     (line,) = warnings_of(caplog, [none] * 40)
     assert "0% of the questions were replayed" in line
+    assert warnings_of(caplog, [{**none, "rollout/filtered_groups": 2.0}] * 40) == [], "replaced, not missing"
 
 
 def test_a_start_that_has_not_come_in_a_third_of_the_steps_is_said_once_with_the_best_pass_at_1(caplog):
