@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exgrpo_orlhf import terminal
+from exgrpo_orlhf.metric_names import check_name
 from exgrpo_orlhf.paths import WORKPLACE
 from exgrpo_orlhf.redaction import REDACTED
 
@@ -325,6 +326,10 @@ def _tag(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return name, value
 
 

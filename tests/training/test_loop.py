@@ -205,6 +205,13 @@ def test_a_runs_name_says_which_experiment_it_is(one, other, same, monkeypatch):
     assert (names[0] == names[1]) == same
 
 
+@pytest.mark.parametrize(("tag", "text"), [("pass@1=3", "write 'pass_at_1'"), ("note", "'note' is not NAME=VALUE")])
+def test_a_tag_that_mlflow_would_refuse_is_refused_before_a_model_is_made(tag, text, run_script):
+    done = run_script("train.py", "--gin", "toy.gin", "--tag", tag)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
 def test_a_binding_with_a_secret_is_no_part_of_a_runs_name(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import train as script
