@@ -154,8 +154,7 @@ def test_dynamic_sampling_leaves_out_groups_without_a_signal_after_the_injection
     assert metrics["reward/groups_with_signal"] == min(len(able), 8) / 8
 
 
-@pytest.mark.parametrize("late", ["newest", "selected"])
-def test_what_can_be_injected(late):
+def test_what_can_be_injected():
     """Groups known to have failed, once replay has started, with something stored; whatever their latest accuracy."""
     buffer = ReplayBuffer(RetirementPolicy())
     for question, accuracy in zip(QUESTIONS[:4], (0, Fraction(1, 2), Fraction(1, 2), Fraction(1, 2)), strict=True):
@@ -164,7 +163,7 @@ def test_what_can_be_injected(late):
     failed = [group(["wrong"] * 4, question) for question in QUESTIONS[:5]]
     ungraded = group(["wrong", "timeout", "timeout", "error"], QUESTIONS[1])
     solved = group(["wrong", "wrong", "wrong", "correct"], QUESTIONS[2])
-    delayed = mixer(rho=0, late_injection=late, start_at_accuracy=0.35)
+    delayed = mixer(rho=0, late_injection="newest", start_at_accuracy=0.35)
     assert delayed.late_stored(failed, buffer) == {}
     delayed.share.observe([group(["correct"] * 4)], 1)
     assert list(delayed.late_stored(failed, buffer)) == QUESTIONS[:3]
