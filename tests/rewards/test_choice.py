@@ -79,6 +79,22 @@ def test_what_an_option_is_and_which_of_several_counts(cases, meta):
     assert [(*row, verdict) for row, verdict in zip(rows, verdicts, strict=True) if row[2] != verdict] == []
 
 
+@pytest.mark.parametrize(
+    ("options", "gold", "response", "verdict"),
+    [
+        (("-5", "3"), "A", "\\boxed{5}", "wrong"),
+        (("5", "-5"), "B", "\\boxed{-5}", "correct"),
+        (("5", "-5"), "-5", "\\boxed{B}", "correct"),
+        (("5", "-5"), "A", "\\boxed{(A) -5}", "wrong"),
+        (("-x", "2x"), "A", "\\boxed{x}", "wrong"),
+        (("0.5", "5"), "B", "\\boxed{.5}", "wrong"),
+        (("x-ray", "10-20"), "B", "\\boxed{10 - 20}", "correct"),
+    ],
+)
+def test_a_sign_makes_another_option(options, gold, response, verdict):
+    assert choice.grade(Answer(gold, response, meta={"options": options})).verdict == verdict
+
+
 def test_options_may_have_labels():
     for response, verdict in (("\\boxed{two}", "correct"), ("The answer is 3", "no_answer")):
         assert choice.grade(Answer("2", response, meta={"options": {"1": "one", "2": "two"}})).verdict == verdict

@@ -59,6 +59,8 @@ _MORE = re.compile(
 _STANDING = re.compile(r"(?<![A-Za-z(])\(?([A-Z]|\d{1,2})[).:]\**\s*(\S[^\n]*)")
 # A label that ends the last line: hence, C.
 _TRAILING = re.compile(r"(?:^|[\s*(])([A-Z])\s*[.)*\s]*$")
+# A sign that `words` leaves out though it makes another number or term: -5, -x, .5; not 10-20, e-mail, x-ray.
+_SIGN = re.compile(r"(?<![\w)}\]])-(?=[\d.\\]|[A-Za-z]\b)|(?<!\d)\.(?=\d)")
 # Before a last label another one: A or (B), A, B.
 _SEVERAL = re.compile(r"\b[A-J]\)?(?:,?\s*(?:or|and)\s|\s*[,/&]|(?<=\))\s?)[\s*(]*$")
 
@@ -80,7 +82,7 @@ def grade(answer: Answer) -> Grade:
     gold = str(answer.gold).strip()
     label, text = gold_option(gold) or (plain_text(clean(gold)).strip().upper(), "")
     if options and label not in options:
-        label = next((key for key, option in options.items() if words(option) == words(gold)), label)
+        label = next((key for key, option in options.items() if _content(option) == _content(gold)), label)
     if options and label not in options:
         return Grade("error", None, reason=f"the gold {gold!r:.60} is none of the options {', '.join(options)}")
     if not re.fullmatch(r"[A-Z]|\d{1,2}", label):
@@ -186,12 +188,17 @@ def _label(text: str, options: Mapping[str, str]) -> str | None:
     if _another(plain, max(match.end(1), match.end(2)), label, options):
         return None
     # Another option's text contradicts the label.
-    fits = not options[label] or words(options[label]) == words(match[3]) or not _by_text(match[3], options)
+    fits = not options[label] or _content(options[label]) == _content(match[3]) or not _by_text(match[3], options)
     return label if fits else None
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
     """The option with this text, if there is exactly one."""
-    content = words(text)
-    labels = [label for label, option in options.items() if option and words(option) == content]
+    content = _content(text)
+    labels = [label for label, option in options.items() if option and _content(option) == content]
     return labels[0] if len(labels) == 1 else None
+
+
+def _content(text: str) -> tuple[str, int]:
+    """The words of a text, and how many signs it has beside them."""
+    return words(text), len(_SIGN.findall(re.sub(r"\s", "", clean(text))))
