@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from ..settings import Constraint, Count, Finite, Positive, check_settings, require
 from ..workers.fork_server import ForkServer, kept
 
+_PACKAGED = ("chain_calculator.py", "word_calculator.py")  # the environments of this package
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -70,8 +72,8 @@ class Environment:
     def file(self) -> str:
         """The path, of a file of this package its whole one."""
         assert self.path is not None
-        packaged, own = Path(__file__).parent / self.path, Path(self.path).expanduser()
-        return str(packaged if packaged.is_file() and not own.exists() else own)
+        own = Path(self.path).expanduser()
+        return str(Path(__file__).parent / self.path if self.path in _PACKAGED and not own.exists() else own)
 
     def check_file(self) -> None:
         """Load the file once, before anything is generated. Raises NotLoaded, which says what is wrong."""

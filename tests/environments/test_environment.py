@@ -52,6 +52,12 @@ def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source
     assert "\n" not in message
 
 
+def test_a_missing_file_that_is_called_as_a_module_of_this_package_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotLoaded, match="'agent.py' cannot be used: there is no file"):
+        Environment("agent.py").check_file()
+
+
 def test_without_a_path_there_is_nothing_to_check():
     Environment().check_file()
 
