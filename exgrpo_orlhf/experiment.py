@@ -20,7 +20,6 @@ from .records import Question
 from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector
 from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
-from .rewards.sandbox import function
 from .settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, require
 
 
@@ -153,14 +152,9 @@ class Experiment:
     def own_code(self) -> dict[str, str]:
         """The hashes of the files that play and grade, by their bindings, as they are at the first use: a process goes
         on with what it has loaded. A changed file changes what a run learns."""
-        files = {}
+        files = self.verifier.files
         if self.environment.path is not None:
-            files["Environment.path"] = Path(self.environment.file())
-        if self.verifier.function is not None:
-            files["Verifier.function"] = function.named(self.verifier.function)[0]
-        for name, part in self.verifier.parts.items():
-            if part.function is not None:
-                files[f"Verifier.rewards.{name}"] = function.named(part.function)[0]
+            files = {"Environment.path": Path(self.environment.file()), **files}
         return {binding: sha256(file) for binding, file in files.items()}
 
 

@@ -11,8 +11,8 @@ with the same prompt and gold, one after another, as the responses to one questi
 order, with all its keys and "verdict" (correct, wrong, no_answer, timeout, error) and "extracted"; of a function and of
 several rewards also "reward", "reason" (why there is none, or what could not be logged), "rewards" (each of several)
 and "logs", and prints a summary. --against calls the function by that tool's own code too and lists what differs. A
-second run continues where the first one stopped; it refuses to if the rows or the settings (kept in OUT.settings.json)
-have changed, and it never writes to a file that is not its own.
+second run continues where the first one stopped; it refuses to if the rows, the settings (kept in OUT.settings.json) or
+a function's file have changed, and it never writes to a file that is not its own.
 Exit status: 0 when all rows are graded (whatever the verdicts), 1 where --against finds a difference, 2 for files,
 settings or tools that cannot be used.
 """
@@ -37,6 +37,7 @@ ADDED = ("verdict", "extracted", "reward", "reason", "rewards", "logs")
 SETTINGS = (  # verdicts depend on these
     "kind", "function", "timeout", "memory", "tool", "gets", "rewards", "success_by", "success_at",
 )  # fmt: skip
+CODE = "sha256"  # kept beside these: of the functions' files, by their bindings
 BATCH = 256  # rows between two writes, and more where a group would be cut off
 
 
@@ -46,6 +47,7 @@ class BadFile(ValueError):
 
 def main() -> int:
     arguments = _parser().parse_args()
+    from exgrpo_orlhf.files import sha256
     from exgrpo_orlhf.rewards import Verifier
     from exgrpo_orlhf.workers.fork_server import close_workers
 
@@ -61,6 +63,7 @@ def main() -> int:
                 wrong = f"--rewards: a weight for each kind or function, {example}; got {arguments.rewards}"
                 raise BadFile(wrong) from error
         verifier = Verifier(**settings, workers=arguments.workers, max_failed_share=1.0)
+        settings[CODE] = {name: sha256(file) for name, file in verifier.files.items() if file.is_file()}
         if arguments.against is not None:
             from exgrpo_orlhf.rewards.other_tools import check_installed
 
@@ -235,11 +238,13 @@ def _done(source: Path, out: Path) -> Counter[str]:
 
 def _keep(settings: dict[str, Any], kept: Path, out: Path, rows: int) -> None:
     """Write the settings beside the output. Raises BadFile if rows were graded with other settings."""
-    old: dict[str, Any] = {}
+    old, old_code = dict[str, Any](), dict[str, str]()
+    code, settings = settings[CODE], {name: value for name, value in settings.items() if name != CODE}
     if kept.exists():
         old = next(read(kept), {})
-        if not {"kind", "timeout", "memory"} <= set(old) <= set(SETTINGS):
+        if not {"kind", "timeout", "memory"} <= set(old) <= {*SETTINGS, CODE}:
             raise BadFile(f"{kept}: not the settings of an earlier run; remove it to begin again")
+        old_code = old.pop(CODE, {})
         old = {name: value for name, value in old.items() if value is not None}
     elif rows:
         raise BadFile(f"{kept} is missing: how the {rows} rows of {out} were graded is unknown; remove {out}")
@@ -247,10 +252,11 @@ def _keep(settings: dict[str, Any], kept: Path, out: Path, rows: int) -> None:
         names = [name for name in SETTINGS if old.get(name) != settings.get(name)]
         other = [f"--{name} {old.get(name)} and not {settings.get(name)}" for name in names]
         raise BadFile(f"{out}: graded so far with {', '.join(other)}; give the same, or another --out")
-    if old != settings:
-        from exgrpo_orlhf.files import write_json
+    if changed := [name for name, digest in old_code.items() if rows and code.get(name) != digest]:
+        raise BadFile(f"{out}: graded before the file of {', '.join(changed)} was changed; remove it to begin again")
+    from exgrpo_orlhf.files import write_json
 
-        write_json(kept, settings, indent=None)
+    write_json(kept, {**settings, CODE: code} if code else settings, indent=None)
 
 
 def _rest(row: dict[str, Any]) -> str:

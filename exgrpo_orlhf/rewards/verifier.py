@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from ..records import Grade, Question, Rollout, RolloutGroup, mean
@@ -18,7 +19,7 @@ from .answer import Answer, Written
 from .grading import HERE, OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format, weighted_sum
 from .pool import GradingError, Pool, pool
 from .sandbox.code import tests_of
-from .sandbox.function import is_function, name_of
+from .sandbox.function import is_function, name_of, named
 from .server import RewardClient, address_fault, server, shown
 
 _Kind = Literal[
@@ -161,9 +162,8 @@ class Verifier:
                 own |= {"kind": "function", "function": reward, "tool": self.tool, "gets": self.gets}
             else:
                 kinds = ", ".join(get_args(_Kind))
-                require(
-                    reward in get_args(_Kind), f"Verifier.rewards: {reward!r} is no kind ({kinds}) and no file.py:name"
-                )
+                if reward not in get_args(_Kind):
+                    raise ValueError(f"Verifier.rewards: {reward!r} is no kind ({kinds}) and no file.py:name")
                 own |= {"kind": reward, "url": self.url if reward == "http" else None}
             parts[name] = replace(alone, **own)
         return parts
@@ -178,6 +178,12 @@ class Verifier:
         """What decides on success: itself, or one of its parts."""
         parts = self.parts
         return parts[self.success_by or next(iter(parts))] if parts else self
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """Of the user's own functions, by their bindings."""
+        own = {"Verifier.function": self} | {f"Verifier.rewards.{name}": part for name, part in self.parts.items()}
+        return {binding: named(one.function)[0] for binding, one in own.items() if one.function is not None}
 
     def _answers(self, progress: tuple[int, int]) -> dict[str, Answers]:
         """By name what each of several rewards will grade; with one, that alone."""
@@ -299,17 +305,12 @@ class Verifier:
             for part in answers.values():
                 part.give_up()
             raise
-        groups = [
-            replace(
-                group,
-                rollouts=tuple(replace(rollout, grade=rollout.grade or next(new_grades)) for rollout in group.rollouts),
-            )
-            for group in arrived
-        ]
-        self.check_failed(
-            [rollout.grade for group in (*earlier, *groups) for rollout in group.rollouts if rollout.grade is not None]
-        )
-        return groups
+        graded = []
+        for group in arrived:
+            rollouts = (replace(one, grade=one.grade or next(new_grades)) for one in group.rollouts)
+            graded.append(replace(group, rollouts=tuple(rollouts)))
+        self.check_failed([one.grade for each in (*earlier, *graded) for one in each.rollouts if one.grade is not None])
+        return graded
 
     def overlong_penalty(self, tokens: int, max_tokens: int) -> float:
         """R_length = min(0, (L_max − L_cache − |y|)/L_cache), from −1 to 0, of a response of that many tokens."""
@@ -320,8 +321,7 @@ class Verifier:
 
     def metrics(self, groups: Iterable[RolloutGroup], max_tokens: int) -> dict[str, float]:
         """Of the fresh rollouts of a step, where `overlong_share` is set: their mean penalty."""
-        lengths = [rollout.length for group in groups for rollout in group.rollouts]
-        penalties = [self.overlong_penalty(tokens, max_tokens) for tokens in lengths]
+        penalties = [self.overlong_penalty(one.length, max_tokens) for group in groups for one in group.rollouts]
         return {} if self.overlong_share is None else {"reward/overlong_penalty": mean(penalties)}
 
     def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 1)) -> Answer:

@@ -264,12 +264,17 @@ def test_a_function_that_gets_batches_gets_the_same_ones_after_an_interruption(t
         assert (f"{rows_graded} rows are graded already" in style.stderr) is (rows_graded is not None)
 
 
-def test_settings_of_a_function_are_kept(style):
+def test_settings_and_the_file_of_a_function_are_kept(tmp_path, style):
     style(asked(), "size")
     style(asked(), "size", "--gets", "batch", refused="--gets None and not batch")
     style(asked(), "size", "--success-at", "3", refused="--success_at None and not 3.0")
     style(asked(), "size", "--tool", "trl", refused="--tool None and not trl")
     style(asked(), "brief", refused="style.py:size and not ")
+    file, text = tmp_path / "style.py", (tmp_path / "style.py").read_text()
+    file.write_text(text + "\n")
+    style(asked(), "size", refused="out.jsonl: graded before the file of Verifier.function was changed; remove it")
+    file.write_text(text)
+    style(asked(), "size")
 
 
 @pytest.mark.slow
