@@ -23,7 +23,8 @@ class Environment:
     reward: 'environment' (the sum of the rewards of its steps), 'verifier' (the Verifier grades what the model wrote, a
         line for each turn) or 'verifier_with_observations' (it grades the text of the whole episode, of which what the
         environment said is a part, so that a tool's output can earn the reward)
-    success_at: least score of a success, or sum of rewards where the last step returned no `scores`
+    success_at: least score of a success, or sum of rewards where the last step returned no `scores`; with reward
+        'environment' alone
     max_turns: turns of the model in an episode, at most
     stop: texts that end a turn of the model, beside its end tokens
     timeout: seconds of wall clock for a reset or a step. All episodes of a step of training run at once, where the
@@ -54,6 +55,11 @@ class Environment:
         require(
             self.path is not None or self.recheck_every is None,
             f"Environment.recheck_every = {self.recheck_every!r} needs an environment: bind Environment.path",
+        )
+        require(
+            self.reward == "environment" or self.success_at == Environment.success_at,
+            f"Environment.success_at = {self.success_at:g} is read with Environment.reward = 'environment' alone; with "
+            f"{self.reward!r} the Verifier decides",
         )
         require(
             all(self.stop),

@@ -346,6 +346,10 @@ BAD = [
     ),
     ("Verifier.format = 'boxed'\nEnvironment.path = 'x.py'", "Verifier.format needs Environment.reward = 'verifier'"),
     (
+        "Environment.success_at = 0.5\nEnvironment.reward = 'verifier'\nEnvironment.path = 'x.py'",
+        "Environment.success_at = 0.5 is read with Environment.reward = 'environment' alone",
+    ),
+    (
         "Work.experience = 'experts.jsonl'\nEnvironment.path = 'x.py'",
         "a text does not say which of its tokens are an environment's",
     ),
