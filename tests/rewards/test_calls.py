@@ -224,26 +224,7 @@ CHEATS = {
         """,
         SECRET,
     ),
-    "other processes' memory": (
-        """
-        import ctypes
-        libc = ctypes.CDLL(None)
-        def f(x):
-            calls = {101: (16,), 117: (16,), 310: (), 270: ()}
-            done = [libc.syscall(call, *first, pid, 0, 0, 0, 0) for call, first in calls.items() for pid in range(1, 9)]
-            return None if set(done) == {-1} else "expected-271828"
-        """,
-        SECRET,
-    ),
     "sys.modules": ("import sys\nsys.modules.clear()\ndef f(x): return 0", SECRET),
-    "atexit": (
-        """
-        import atexit, os
-        atexit.register(lambda: [os.write(fd, b'[true]') for fd in (1, 3)])
-        def f(x): raise SystemExit(0)
-        """,
-        SECRET,
-    ),
     "os._exit": ("import os\ndef f(x): os._exit(0)", SECRET),
     "sys.exit at once": ("import sys\nsys.exit(0)", SECRET),
     "forged results": (
@@ -294,21 +275,19 @@ CHEATS = {
     "standard output": ("import io, sys\nsys.stdout = io.StringIO()\nsys.stdout.flush = 0\ndef f(x): return 0", SECRET),
     "a child that stays": ("import os, time\ndef f(x):\n    if os.fork() == 0: time.sleep(60)\n    return 0", SECRET),
     "a child that answers": ("import os\ndef f(x):\n    os.fork()\n    return 0", SECRET),
-    **{
-        f"signal {number} to the others": (
-            f"""
-            import os
-            def f(x):
-                for pid in {{*range(1, 9)}} - {{os.getpid()}}:
+    "signals to the others": (
+        """
+        import os
+        def f(x):
+            for number in 9, 10, 19:
+                for pid in {*range(1, 9)} - {os.getpid()}:
                     try:
-                        os.kill(pid, {number})
+                        os.kill(pid, number)
                     except OSError:
                         pass
-            """,
-            SECRET,
-        )
-        for number in (9, 10, 19)
-    },
+        """,
+        SECRET,
+    ),
     "int.__eq__": (
         """
         import ctypes, gc
