@@ -28,16 +28,12 @@ from exgrpo_orlhf.sampling import EngineLost
 pytestmark = pytest.mark.slow
 
 FUNCTION = """
-import subprocess, time
+import time
 def reward_func(queries, prompts, labels):
     query = queries[0]
     if "sleep" in query: time.sleep(60)
-    if "spin" in query:
-        while True: pass
     if "nap" in query: time.sleep(1)
     if "note" in query: open(query.split()[-1], "a").write(query + "\\n")
-    if "child" in query:
-        subprocess.Popen(["sleep", "61.25"]); time.sleep(60)
     assert prompts[0] == "p:" and query.startswith("p:"), (queries, prompts)
     return {"rewards": [0.5 if labels[0] in query else 0.0], "scores": [float(labels[0] in query)]}
 def swallows(queries, prompts, labels):
@@ -75,16 +71,6 @@ def grade(pool: Pool, responses: Sequence[str]) -> list[Grade]:
 def verdicts(pairs=ANSWERS) -> list[str]:
     answers = [(Question.make("test", "", gold), response) for gold, response in pairs]
     return [grade.verdict for grade in Verifier("math").grade_all(answers)]
-
-
-def test_each_answer_returns_within_its_limit_and_the_next_is_graded(verifier):
-    verifier.grade(QUESTION, "42")
-    for response in ("sleep", "spin", "child"):
-        begun = time.monotonic()
-        assert verifier.grade(QUESTION, response).verdict == "timeout"
-        assert time.monotonic() - begun < 30  # what it waits for would take a minute
-        assert verifier.grade(QUESTION, "42").correct
-    wait_until(lambda: not processes("61.25"), 30)  # what an answer has started is killed with it
 
 
 def test_the_same_verdicts_from_the_main_thread_any_thread_and_asyncio():

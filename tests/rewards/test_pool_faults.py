@@ -121,9 +121,6 @@ def test_a_cancelled_answer_is_not_graded(function, tmp_path):
     [
         ("import time\ntime.sleep(1000)", "it was not loaded within 1 s"),
         ("import os\nos._exit(0)", "its process ended while it was loaded"),
-        ("import sys\nsys.exit()", "SystemExit"),
-        ("x = 1\ny = x / 0", "hangs.py, line 2: ZeroDivisionError"),
-        ("def f(:", "SyntaxError.*line 1"),
     ],
 )
 def test_the_first_failed_start_fails_the_pool(tmp_path, monkeypatch, source, message):

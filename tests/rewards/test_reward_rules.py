@@ -9,7 +9,6 @@ from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.text import choice, math
-from exgrpo_orlhf.workers.fork_server import close_workers
 
 PAGE = " ".join((ROOT / "docs/rewards.md").read_text().split())
 MATH = [
@@ -111,18 +110,3 @@ def test_math_and_choice(grade, rule, gold, response, meta, verdict):
 @pytest.mark.parametrize(("rule", "kind", "prompt", "gold", "response", "verdict"), HERE)
 def test_kinds_that_are_graded_in_this_process(rule, kind, prompt, gold, response, verdict):
     assert Verifier(kind).grade(Question.make("t", prompt, gold), response).verdict == verdict, rule
-
-
-@pytest.mark.slow
-def test_the_page_s_own_functions_give_the_rewards_they_are_for(tmp_path):
-    """The block of docs/reward_functions.md, function by function."""
-    text = (ROOT / "docs/reward_functions.md").read_text()
-    block = text.split("```")[1]
-    path = tmp_path / "reward.py"
-    path.write_text(block)
-    question = Question.make("t", "Is it 42? ", "42", {"solution": "42"})
-    for name in ("reward_func", "accuracy", "compute_score"):
-        verifier = Verifier("function", function=f"{path}:{name}", workers=1)
-        rewards = [verifier.grade(question, response).reward for response in ("42", "41")]
-        assert rewards == [1.0, 0.0], name
-    close_workers()

@@ -188,11 +188,6 @@ def test_a_reward_beyond_a_million_or_a_score_without_a_number_is_refused_by_its
     assert "score 2 of 3" in caplog.text
 
 
-def test_one_answer_without_a_number_leaves_the_others_graded():
-    with serving(lambda *_: (200, '{"rewards": [1, NaN]}')) as (url, _):
-        assert shown(grades(url)) == [("correct", 1.0), ("error", None)]
-
-
 def test_a_request_that_failed_is_sent_again_to_the_next_server():
     with serving(lambda *_: (503, "busy")) as (down, _), serving(judged) as (up, _):
         assert shown(grades((down, up), tries=2)) == [("correct", 1.0), ("wrong", 0.1)]
