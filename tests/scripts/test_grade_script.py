@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 from run_builders import ROOT, rows
@@ -34,17 +35,17 @@ def _workers_end() -> Iterator[None]:
 
 @pytest.fixture
 def grade(run_script, monkeypatch):
-    """Runs the script: what it said. refused: why it must stop with status 2; None: it must succeed.
+    """Runs the script: how it ended. refused: why it must stop with status 2; None: it must succeed.
 
     Its graders, which take a second to start, stay until the last test.
     """
     monkeypatch.setattr(fork_server, "close_workers", lambda: None)
 
-    def run(source, out, *more: str, refused: str | None = None) -> str:
+    def run(source, out, *more: str, refused: str | None = None) -> subprocess.CompletedProcess[str]:
         done = run_script("grade.py", "--in", source, "--out", out, "--workers", 1, *more)
         assert done.returncode == (2 if refused else 0), done.stderr
         assert (refused or "") in done.stderr
-        return done.stderr
+        return done
 
     return run
 
@@ -77,7 +78,7 @@ def test_it_continues_where_it_stopped_and_mends_a_torn_line(tmp_path, grade):
     kept = lines[0].replace(b'"verdict": "correct"', b'"verdict": "timeout"')  # told from one that is graded again
     out.write_bytes(kept + b"\n" + lines[1] + b"\n" + lines[2][:20])
     for done in (2, 6):
-        assert f"{done} rows are graded already" in grade(source, out)
+        assert f"{done} rows are graded already" in grade(source, out).stderr
         assert out.read_bytes() == content.replace(lines[0], kept)
 
 
@@ -194,7 +195,7 @@ def style(tmp_path, grade):
 
     def run(lines, name: str, *more: str, refused: str | None = None) -> list[dict]:
         source, out = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
-        run.stderr = grade(source, out, "--function", f"{tmp_path}/style.py:{name}", *more, refused=refused)
+        run.done = grade(source, out, "--function", f"{tmp_path}/style.py:{name}", *more, refused=refused)
         return rows(out) if refused is None else []
 
     return run
@@ -204,8 +205,14 @@ def asked(answers=ANSWERS) -> list[dict]:
     return [{"prompt": prompt, "gold": gold, "response": text, "level": gold} for prompt, gold, text in answers]
 
 
-def test_a_function_gets_columns_and_the_responses_to_one_question_together(style):
-    graded = style(asked(), "brief")
+def test_a_function_gets_columns_and_the_responses_to_one_question_together_and_a_summary_is_printed(tmp_path, style):
+    for _ in range(2):  # the second time all rows are graded already
+        graded = style(asked(), "brief")
+        assert style.done.stdout.splitlines() == [
+            f"{tmp_path}/out.jsonl: 4 rows, 3 correct, 1 error",
+            "reward: mean 29, 2 to 43, of 3 rows",
+            "1 rows without a reward (abstained or failed), the first row 3: style.py, line 2: it returned None",
+        ]
     assert [row["reward"] for row in graded] == [42, 43, None, 2]
     assert [row["logs"]["shortest"] for row in graded] == [2, 2, 3, 3]
     assert [row.get("reason") for row in graded] == [None, None, "style.py, line 2: it returned None", None]
@@ -215,7 +222,7 @@ def test_a_function_gets_columns_and_the_responses_to_one_question_together(styl
 def test_a_key_that_the_script_writes_is_no_column_which_it_says(style):
     graded = style([{**row, "reward": 7.0} for row in asked()], "size")
     assert [row["reward"] for row in graded] == [2] * 4
-    assert "in.jsonl: reward: this script writes these keys, so they are no columns" in style.stderr
+    assert "in.jsonl: reward: this script writes these keys, so they are no columns" in style.done.stderr
 
 
 @pytest.mark.slow
@@ -229,19 +236,6 @@ def test_messages_and_verls_columns_arrive_as_their_tools_have_them(tmp_path, st
     graded = style([*lines, {**lines[0], "response": "12"}], "fails")
     assert [row["reward"] for row in graded] == [1, -3, None]
     assert graded[2]["reason"] == "style.py, line 14: ZeroDivisionError: division by zero"
-
-
-@pytest.mark.slow
-def test_the_summary_says_what_the_reward_was_and_where_there_is_none(tmp_path, run_script):
-    (tmp_path / "style.py").write_text(STYLE)
-    source, out = write(tmp_path / "in.jsonl", asked()), tmp_path / "out.jsonl"
-    words = ("--in", source, "--function", f"{tmp_path}/style.py:brief", "--out", out)
-    for _ in range(2):
-        assert run_script("grade.py", *words).stdout.splitlines() == [
-            f"{out}: 4 rows, 3 correct, 1 error",
-            "reward: mean 29, 2 to 43, of 3 rows",
-            "1 rows without a reward (abstained or failed), the first row 3: style.py, line 2: it returned None",
-        ]
 
 
 def test_a_group_is_never_cut_off_and_rows_without_a_prompt_are_alone(style):
@@ -261,7 +255,7 @@ def test_a_function_that_gets_batches_gets_the_same_ones_after_an_interruption(t
         out.write_bytes(b"".join(content.splitlines(keepends=True)[:kept]) + b'{"pro')
         style(lines, "size", "--gets", "batch")
         assert out.read_bytes() == content
-        assert (f"{rows_graded} rows are graded already" in style.stderr) is (rows_graded is not None)
+        assert (f"{rows_graded} rows are graded already" in style.done.stderr) is (rows_graded is not None)
 
 
 def test_settings_and_the_file_of_a_function_are_kept(tmp_path, style):
@@ -301,7 +295,7 @@ def test_of_several_rewards_each_is_written_and_summed_up(tmp_path, run_script):
 
 def test_against_another_tool_rows_whose_numbers_differ_are_listed(tmp_path, run_script):
     """OpenRLHF reads a dict."""
-    if not installed("openrlhf"):
+    if find_spec("openrlhf") is None:
         pytest.skip("openrlhf is not installed: make openrlhf-cpu")
     (tmp_path / "style.py").write_text(STYLE)
     source, out = write(tmp_path / "in.jsonl", asked()[:2]), tmp_path / "out.jsonl"
@@ -321,16 +315,6 @@ def test_a_tool_that_is_not_installed_is_named_before_anything_is_graded(style, 
         style(asked(), "size", "--against", tool, refused=f"{tool} is not installed: pip install {tool}==")
 
 
-def installed(tool: str) -> bool:
-    from exgrpo_orlhf.rewards.other_tools import NotInstalled, check_installed
-
-    try:
-        check_installed(tool)
-    except NotInstalled:
-        return False
-    return True
-
-
 PAGE = (ROOT / "docs" / "reward_functions.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## Try a reward before a run\n")[1].split("\n#")[0]
 LINES, COMMANDS, PRINTED = re.findall(r"^```\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
@@ -348,7 +332,7 @@ def test_the_examples_of_the_documentation_do_what_it_says(tmp_path, run_script,
     script, *words = shlex.split(command.removeprefix("python scripts/"))
     tool = words[-1]
     done = run_script(script, *words)
-    if not installed(tool):
+    if find_spec(tool) is None:
         assert (done.returncode, f"{tool} is not installed" in done.stderr) == (2, True)
         words = words[:-2]
         done = run_script(script, *words)
