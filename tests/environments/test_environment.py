@@ -54,7 +54,7 @@ def test_check_refuses_a_file_that_cannot_be_used_with_its_line(tmp_path, source
 
 def test_a_missing_file_that_is_called_as_a_module_of_this_package_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(NotLoaded, match="'agent.py' cannot be used: there is no file"):
+    with pytest.raises(NotLoaded, match=r"'agent\.py' cannot be used: there is no file"):
         Environment("agent.py").check_file()
 
 

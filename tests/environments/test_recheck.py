@@ -45,6 +45,11 @@ def trajectories(environment, model):
     ]
 
 
+@pytest.fixture(scope="module")
+def calculated(warm_model):
+    return trajectories(replace(CALCULATOR, path="chain_calculator.py"), warm_model)
+
+
 def test_what_a_random_environment_said_it_says_again_with_the_episodes_seed_alone(warm_model):
     engine, stored = trajectories(CALCULATOR, warm_model)
     assert len(stored) > 15
@@ -65,8 +70,8 @@ def test_what_a_random_environment_said_it_says_again_with_the_episodes_seed_alo
         ("1 / 0", "{}"),
     ],
 )
-def test_an_environment_that_answers_rewards_or_ends_otherwise_or_fails_is_noticed(step, changed, warm_model, tmp_path):
-    engine, stored = trajectories(replace(CALCULATOR, path="chain_calculator.py"), warm_model)
+def test_an_environment_that_answers_rewards_or_ends_otherwise_or_fails_is_noticed(step, changed, calculated, tmp_path):
+    engine, stored = calculated
     pairs = [pair for pair in stored if not pair[1].actions.all()]
     path = tmp_path / "changed.py"
     path.write_text(WORLD.format(step=step, changed=changed))
@@ -74,10 +79,10 @@ def test_an_environment_that_answers_rewards_or_ends_otherwise_or_fails_is_notic
     assert all(engine.outdated(pairs))
 
 
-def test_with_a_verifier_the_environments_reward_does_not_count(warm_model, tmp_path):
+def test_with_a_verifier_the_environments_reward_does_not_count(calculated, tmp_path):
     path = tmp_path / "changed.py"
     path.write_text(WORLD.format(step="pass", changed="{'rewards': 0.125}"))
-    engine, stored = trajectories(replace(CALCULATOR, path="chain_calculator.py"), warm_model)
+    engine, stored = calculated
     engine.player.environment = replace(CALCULATOR, path=str(path), reward="verifier")
     assert not any(engine.outdated(stored))
 
