@@ -15,6 +15,8 @@ from run_builders import wait_until
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.rewards.answer import Answer
+from exgrpo_orlhf.rewards.sandbox import code
 from exgrpo_orlhf.rewards.sandbox.code import last_program, read_tests
 from exgrpo_orlhf.workers.fork_server import close_workers
 
@@ -207,6 +209,7 @@ def test_tests_are_read():
     assert read_tests("{'inputs': ['1'], 'outputs': ['2']}") == {"1": "2"}, "as an assertion it could not fail"
     assert read_tests('[{"input": "1", "output": "2"}]') == {"1": "2"}
     assert read_tests({"inputs": ["1", "1"], "outputs": ["1", "1\n"]}) == {"1": "1"}
+    assert code.tests_of(Answer('{"inputs": ["1"], "outputs": ["2"]}', "")) == {"1": "2"}
     for broken in ('{"inputs": ["1"', "[assert", "[x] = [f(1)]; assert x == 2", "assert f("):
         with pytest.raises(ValueError, match="neither JSON nor assert lines"):
             read_tests(broken)
@@ -217,22 +220,17 @@ def test_tests_are_read():
         read_tests({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]})
 
 
-def test_tests_may_be_the_gold_answer():
-    question = Question.make("test", "", '{"inputs": ["1"], "outputs": ["2"]}')
-    assert Verifier("code", memory=256).grade(question, "```python\nprint(2)\n```").correct
-
-
 def test_without_a_sandbox_nothing_is_run():
     """As another user's container would have it: user namespaces are used up."""
     limit = Path("/proc/sys/user/max_user_namespaces")
     if not shutil.which("unshare"):
         pytest.skip("needs unshare, to forbid user namespaces to a process")
-    code = (
+    source = (
         "from exgrpo_orlhf.records import Question\nfrom exgrpo_orlhf.rewards import Verifier\n"
         "Verifier('code', memory=257).grade(Question.make('t', '', 'assert f() == 1'), '```\\nprint(1)\\n```')"
     )
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > {limit} && exec {sys.executable} -c "$0"']
-    done = subprocess.run([*command, code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, source], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     message = "NoGrader: Verifier.kind = 'code' cannot be used: NoSandbox: this machine allows no sandbox"
     assert message in done.stderr

@@ -74,14 +74,8 @@ def test_memory_outside_the_processes_is_denied(name):
 
 
 OVER = {
-    "files": """
-        files = []
-        for i in range(8):
-            files.append(open(str(i), "wb"))
-            files[-1].write(bytes(32 << 20))
-        """,
     "files without a name": """
-        import os, tempfile
+        import tempfile
         files = [tempfile.TemporaryFile() for i in range(8)]
         for file in files:
             file.write(bytes(32 << 20))
@@ -103,9 +97,8 @@ OVER = {
         time.sleep(5)
         """,
     "tables of pages that it never had": """
-        import mmap, os, time
+        import os, time
         for i in range(2): os.fork()
-        far = [mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for i in range(1)]
         import ctypes
         libc = ctypes.CDLL(None)
         libc.mmap.restype = ctypes.c_void_p

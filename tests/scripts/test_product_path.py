@@ -83,6 +83,8 @@ def assert_trained(run: Path, bindings: list[str]) -> None:
     metrics = rows(run)
     assert [row["step"] for row in metrics] == [0, 1, 2]
     assert all(math.isfinite(row["policy/grad_norm"]) for row in metrics[1:])
+    if {f"Verifier.kind = {kind!r}" for kind in ("math", "choice", "code")} & {*bindings}:
+        assert {row[f"reward/{share}_share"] for row in metrics[1:] for share in ("error", "timeout")} == {0}
     evaluated = [row["step"] for row in metrics if "eval/validation/avg_at_1" in row]
     assert evaluated == ([] if "Work.validation = None" in bindings else [0, 2])
     # In two steps these replay whatever is sampled: experts' answers, or successes of 8 groups, right by chance.
