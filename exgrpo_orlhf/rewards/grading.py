@@ -29,6 +29,7 @@ def _exact(question: Question, response: str) -> Grade:
     return Grade("correct", 1.0) if text == question.answer.strip() else Grade("wrong", 0.0)
 
 
+_THOUGHT_END = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
 FORMATS: dict[str, Callable[[str], object]] = {
     # One thought, then one answer and nothing else. The opening <think> may be part of the prompt.
     "think_answer": re.compile(
@@ -38,7 +39,7 @@ FORMATS: dict[str, Callable[[str], object]] = {
         re.DOTALL,
     ).fullmatch,
     # A box after the thought, if there is one.
-    "boxed": lambda response: "\\boxed{" in response.rpartition("</think>")[2],
+    "boxed": lambda response: "\\boxed{" in _THOUGHT_END.split(response)[-1],
 }
 HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,
@@ -49,7 +50,6 @@ HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
 # Of these the same answer is graded once. The result of a function or a program may change from call to call.
 TEXTS = ("math", "math_verify", "choice", "reasoning_gym")
 OWN_GRADERS = ("function", "http")  # get the response as it is, with its thought
-_THOUGHT_END = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
 _UNFINISHED, _NO_ANSWER = b"", Grade("no_answer", 0.0)  # the key and the grade of a thought without an end
 
 

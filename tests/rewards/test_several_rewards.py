@@ -10,8 +10,9 @@ import pytest
 from run_builders import rows, train_small
 
 from exgrpo_orlhf.objective import GroupAdvantages
-from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import GradingError, Verifier
+from exgrpo_orlhf.records import Grade, Question
+from exgrpo_orlhf.rewards import GradingError, Verifier, Written
+from exgrpo_orlhf.rewards.grading import in_format
 from exgrpo_orlhf.workers.fork_server import close_workers
 
 FUNCTIONS = """
@@ -88,6 +89,12 @@ def test_a_required_format_makes_the_sum_0_and_no_success(functions):
     [boxed, bare] = Verifier(rewards=rewards, format="boxed").grade_all([(QUESTION, RESPONSES[0]), (QUESTION, "42")])
     assert (boxed.verdict, boxed.reward) == ("correct", 1.5)
     assert (bare.verdict, bare.reward, dict(bare.parts)) == ("wrong", 0.0, {"math": 1.0, "polite": -0.5})
+
+
+@pytest.mark.parametrize("tag", ["think", "thinking", "THINK"])
+def test_a_box_in_a_thought_of_any_spelling_is_none_as_in_grading(tag):
+    boxed, bare = f"<{tag}>5</{tag}> \\boxed{{42}}", f"<{tag}>\\boxed{{42}}</{tag}> 42"
+    assert [in_format(Grade("correct", 1.0), "boxed", Written(text)).reward for text in (boxed, bare)] == [1.0, 0.0]
 
 
 def test_a_response_that_lacks_the_format_does_not_escape_a_negative_reward():
