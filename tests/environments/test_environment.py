@@ -1,4 +1,4 @@
-"""The check of an environment's file before anything is generated."""
+"""An environment's file: its check before anything is generated, and where OpenRLHF is not installed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
+from run_builders import python
 
-from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.environments import Environment, Reply
 from exgrpo_orlhf.environments.playing import Play
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.workers.fork_server import NotLoaded
@@ -82,3 +83,29 @@ def test_an_environment_gets_answer_and_columns_as_a_reward_function_gets_them(t
     states = pickle.loads(calls[0])
     assert json.dumps([states["label"], states["meta"]]) == '[[4.5, "x"], {"row": 0, "weight": 2.5}]'
     assert str(states["meta"]["weight"]) == "2.5"
+
+
+def test_openrlhf_need_not_be_installed(tmp_path):
+    (tmp_path / "hide").mkdir()
+    (tmp_path / "hide/sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'openrlhf' else find(name, *more)\n"
+    )
+    (tmp_path / "game.py").write_text(
+        "import openrlhf.utils.agent as agent\nfrom openrlhf.utils import agent as same\n"
+        "try:\n    import openrlhf.trainer\nexcept ImportError as error:\n    missing = str(error)\n"
+        "class Game(agent.AgentInstanceBase):\n"
+        "    async def step(self, states):\n"
+        "        return {'rewards': float(agent is same), 'environment_feedback': missing, 'done': 1}\n"
+    )
+    source = (
+        "import pickle\nfrom exgrpo_orlhf.environments import Environment\n"
+        f"episode = Environment({str(tmp_path / 'game.py')!r}).server().worker()\n"
+        "for states in ({'observation': 'a', 'seed': 0}, {}):\n"
+        "    episode.call(pickle.dumps(states))\n    print(episode.reply(60))\n"
+    )
+    done = python("-c", source, timeout=60, env={"PYTHONPATH": str(tmp_path / "hide")})
+    assert done.stdout.splitlines() == [
+        str(Reply("a")),
+        str(Reply("No module named 'openrlhf.trainer'", True, 1.0)),
+    ], done.stderr

@@ -194,13 +194,6 @@ def test_training_goes_on_with_failing_episodes_and_evaluates_by_episodes(warm_m
     assert any('"verdict": "error"' in file.read_text() for file in samples if file.suffix == ".jsonl")
 
 
-def test_each_turn_has_its_own_room(warm_model, own):
-    """Rows of one batch have different room."""
-    _, groups = played(warm_model, own(added="1" * 20), n=2)
-    for group in groups:
-        assert all(len(one.token_ids) <= 24 for one in group.rollouts)
-
-
 def test_a_text_that_ends_a_turn_can_be_a_special_tokens_and_then_the_environment_sees_it(warm_model, own):
     engine = make_engine(warm_model)
     special = engine.tokenizer.eos_token

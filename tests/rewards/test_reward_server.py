@@ -14,7 +14,7 @@ from http_server import http_server
 
 from exgrpo_orlhf.metric_names import check_name
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import GradingError, NoGrader, Verifier, server
+from exgrpo_orlhf.rewards import NoGrader, Verifier, server
 
 QUESTION = Question.make("here", "2 + 2 = ", "4")
 CLOSE = {"connection": "close"}  # no connection is kept: a server that has ended answers nothing
@@ -194,10 +194,8 @@ def test_a_request_that_failed_is_sent_again_to_the_next_server():
         assert shown(grades((down, up), tries=2)) == [("correct", 1.0), ("wrong", 0.1)]
 
 
-def test_too_many_failures_stop_the_run_and_a_server_that_is_down_stops_it_before_anything_is_generated():
+def test_a_server_that_is_down_stops_a_run_before_anything_is_generated():
     with serving(lambda *_: (500, "")) as (url, _):
-        with pytest.raises(GradingError, match=r"2 of 2 answers could not be graded \(0 timeouts, 2 errors\)"):
-            grades(url, max_failed_share=0.25)
         Verifier("http", url=url).check_questions([QUESTION])
     with pytest.raises(NoGrader, match=r"Verifier\.url: no reward server answers \(http://127.0.0.1:\d+/get_reward: "):
         Verifier("http", url=url).check_questions([QUESTION])
