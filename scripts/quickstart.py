@@ -99,7 +99,7 @@ def _train(folders: dict[str, Path], files: dict[str, list[str]], seed: int) -> 
 
     folders, files: by name, where a run goes and the gin files that it has
     """
-    at_once = len(folders) if (os.cpu_count() or 1) >= len(folders) else 1
+    at_once = len(folders) if len(os.sched_getaffinity(0)) >= len(folders) else 1
     with ThreadPoolExecutor(at_once) as pool:
         runs = {}
         for name, folder in folders.items():

@@ -155,7 +155,9 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
         training, validation = load_questions(experiment)
         print(f"questions   {len(training):,} to train on, {len(validation):,} for validation", flush=True)
         if len(training) < s.questions_per_step:
-            print(f"            FEWER than train.questions_per_step = {s.questions_per_step}: no batch is whole")
+            fewer = f"FEWER than train.questions_per_step = {s.questions_per_step}: no batch is whole"
+            print(f"            {fewer}")
+            problems += [f"questions: {fewer}; OpenRLHF needs whole ones"] if experiment.openrlhf else []
         grader = experiment.verifier
         by = ", ".join(map(str, filter(None, [grader.function, grader.url])))
         print(f"answer      {training[0].answer!r} to the first question; graded by {grader.kind!r}{by and f' ({by})'}")

@@ -109,8 +109,9 @@ def test_the_llama_base_models_file_begins_on_the_official_rows(dry_run, big_mod
         f"QuestionFile.path = {str(tmp_path / 'openr1.parquet')!r}",
     ]
     done, lines, errors = dry_run(["paper/llama3_1_8b.gin"], bindings)
-    (error,) = errors
-    assert "its weights are not there" in error
+    fewer, weights = errors
+    assert "its weights are not there" in weights
+    assert "FEWER than train.questions_per_step = 128: no batch is whole; OpenRLHF needs whole ones" in fewer
     assert lines["questions"] == "100 to train on, 500 for validation"
     (number,) = re.findall(r"\n {12}User: What is (\d+)\? Answer: Let's think step by step\.\n", done.stdout)
     text = f"User: What is {number}? Answer: Let's think step by step.\n"
