@@ -38,8 +38,11 @@ def output_file(text: str) -> Path:
         why = "it is a folder; give the name of a file"
     elif not folder.is_dir():
         why = f"{folder} is not a folder"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        why = f"no permission to write {'it' if path.exists() else f'in {folder}'}"
+    elif path.exists() and not os.access(path, os.W_OK):
+        why = "no permission to write it"
+    elif not path.exists() or path.is_file():  # which is replaced, so that it is never half written
+        beside = path.resolve().parent if path.exists() else folder
+        why = "" if os.access(beside, os.W_OK) else f"no permission to write in {beside}"
     if why:
         raise argparse.ArgumentTypeError(f"{path} cannot be written: {why}")
     return path

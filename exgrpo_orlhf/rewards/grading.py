@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from ..questions.boxes import last_box
 from ..records import Grade, Question, Verdict
 from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
@@ -38,8 +39,8 @@ FORMATS: dict[str, Callable[[str], object]] = {
         r"</answer>\s*",
         re.DOTALL,
     ).fullmatch,
-    # A box after the thought, if there is one.
-    "boxed": lambda response: "\\boxed{" in _THOUGHT_END.split(response)[-1],
+    # A box after the thought, if there is one, with something in it, as grading finds it: \fbox{9} and \boxed 9 too.
+    "boxed": lambda response: last_box(_THOUGHT_END.split(response)[-1]),
 }
 HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,

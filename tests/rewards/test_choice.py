@@ -33,6 +33,9 @@ WITHOUT_OPTIONS = {
         ("C", "The correct answer is C. Option A is incorrect. Option **B** was wrong. Option D is not."),
         ("B", "Option B is correct. Option C is not correct."),
         ("B", "The answer is B. In contrast, choice C is ruled out."),
+        ("D", "The answer is D. Option B says the opposite."), ("D", "The answer is D, option (B) is too small."),
+        ("C", "Option C seems best here."), ("C", "The answer is A. Wait, no: option C."),
+        ("C", "The answer is A. On reflection I choose option C as the best."),
     ),
     "wrong": (
         ("B", "\\boxed{B} no, \\boxed{A}"), ("B", "\\boxed{42}"), ("B", "\\boxed{Z}"),
@@ -88,6 +91,8 @@ def test_what_an_option_is_and_which_of_several_counts(cases, meta):
         (("5", "-5"), "A", "\\boxed{(A) -5}", "wrong"),
         (("-x", "2x"), "A", "\\boxed{x}", "wrong"),
         (("0.5", "5"), "B", "\\boxed{.5}", "wrong"),
+        (("5!", "24"), "A", "\\boxed{5}", "wrong"),
+        (("Stop!", "Go"), "A", "\\boxed{stop}", "correct"),
         (("x-ray", "10-20"), "B", "\\boxed{10 - 20}", "correct"),
     ],
 )

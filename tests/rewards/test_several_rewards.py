@@ -97,6 +97,13 @@ def test_a_box_in_a_thought_of_any_spelling_is_none_as_in_grading(tag):
     assert [in_format(Grade("correct", 1.0), "boxed", Written(text)).reward for text in (boxed, bare)] == [1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("text", "reward"), [("\\fbox{9}", 1.0), ("\\boxed 9", 1.0), ("\\boxed{}", 0.0), ("\\boxed{9", 0.0)]
+)
+def test_what_is_a_box_in_grading_is_one_in_the_format(text, reward):
+    assert in_format(Grade("correct", 1.0), "boxed", Written(text)).reward == reward
+
+
 def test_a_response_that_lacks_the_format_does_not_escape_a_negative_reward():
     grade = Verifier(rewards={"exact": -1.0}, format="boxed").grade(QUESTION, "42")
     assert (grade.verdict, grade.reward) == ("wrong", -1.0)

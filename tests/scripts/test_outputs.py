@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from argparse import ArgumentTypeError
 
 import pytest
 
 from exgrpo_orlhf.files import write
+from exgrpo_orlhf.terminal import output_file
 
 OUTPUTS = [
     ("grade.py", ["--in", "rows.jsonl"], "--out"),
@@ -29,6 +31,15 @@ def test_an_output_that_cannot_be_written_is_refused_with_the_reason(script, mor
         assert done.stderr.strip().endswith(why)
         assert f"argument {option}: " in done.stderr
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+def test_a_file_in_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    """It is replaced by a file that is written beside it."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ArgumentTypeError, match=f"no permission to write in {tmp_path}"):
+        output_file(str(tmp_path / "file"))
+    assert output_file("/dev/null").is_char_device()
 
 
 def test_a_pipe_and_a_link_stay_and_get_what_is_written(tmp_path):

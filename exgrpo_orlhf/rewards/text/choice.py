@@ -32,6 +32,8 @@ _STATED = re.compile(
     r"([A-Za-z]|\d{1,2})(?![A-Za-z0-9'’])(?=(?P<after>[^\n]{0,12}))",
     re.IGNORECASE,
 )
+# What begins a statement that is no more than a mention where words follow: option B says; choice (C) is too small.
+_MENTION = re.compile(r"(?:option|choice)[\s*($\"“]*", re.IGNORECASE)
 # A statement that begins with the label: (B) is correct; C must be the right answer. A alone may be an article.
 _IS_RIGHT = re.compile(
     r"(?:\(([A-J]|\d)\)|\b([B-J]|\d))\s*(?:\*\*\s*)?(?:is|must\s+be)\s+(?:the\s+)?(?:correct|right|best|true|answer)",
@@ -59,8 +61,8 @@ _MORE = re.compile(
 _STANDING = re.compile(r"(?<![A-Za-z(])\(?([A-Z]|\d{1,2})[).:]\**\s*(\S[^\n]*)")
 # A label that ends the last line: hence, C.
 _TRAILING = re.compile(r"(?:^|[\s*(])([A-Z])\s*[.)*\s]*$")
-# A sign that `words` leaves out though it makes another number or term: -5, -x, .5; not 10-20, e-mail, x-ray.
-_SIGN = re.compile(r"(?<![\w)}\]])-(?=[\d.\\]|[A-Za-z]\b)|(?<!\d)\.(?=\d)")
+# A sign that `words` leaves out though it makes another number or term: -5, -x, .5, 5!; not 10-20, e-mail, x-ray.
+_SIGN = re.compile(r"(?<![\w)}\]])-(?=[\d.\\]|[A-Za-z]\b)|(?<!\d)\.(?=\d)|(?<=[\d)])!")
 # Before a last label another one: A or (B), A, B.
 _SEVERAL = re.compile(r"\b[A-J]\)?(?:,?\s*(?:or|and)\s|\s*[,/&]|(?<=\))\s?)[\s*(]*$")
 
@@ -149,8 +151,8 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
 
 
 def _statements(text: str, options: Mapping[str, str]) -> list[str]:
-    """The labels of all statements, in their order."""
-    labels = []
+    """The labels of all statements, in their order; of options that are mentioned only where nothing is stated."""
+    labels, mentions = [], []
     for match in _STATED.finditer(text):
         label = match[1].upper()
         after = match["after"]
@@ -160,12 +162,14 @@ def _statements(text: str, options: Mapping[str, str]) -> list[str]:
             after,
         )
         if label in options and not (word_follows and (match[1].islower() or label in "AI")):
-            labels.append((match.start(1), "" if _another(text, match.end(1), label, options) else label))
+            mentioned = _MENTION.fullmatch(text, match.start(), match.start(1)) and re.match(r"[)*$]*\s\w", after)
+            place = mentions if mentioned else labels
+            place.append((match.start(1), "" if _another(text, match.end(1), label, options) else label))
     for match in _IS_RIGHT.finditer(text):
         label = (match[1] or match[2]).upper()
         if label in options:
             labels.append((match.start(), label))
-    return [label for _, label in sorted(labels)]
+    return [label for _, label in sorted(labels or mentions)]
 
 
 def _another(text: str, end: int, label: str, options: Mapping[str, str]) -> bool:
