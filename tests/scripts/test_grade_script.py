@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import pytest
 from run_builders import ROOT, rows
@@ -295,7 +294,7 @@ def test_of_several_rewards_each_is_written_and_summed_up(tmp_path, run_script):
 
 def test_against_another_tool_rows_whose_numbers_differ_are_listed(tmp_path, run_script):
     """OpenRLHF reads a dict."""
-    if find_spec("openrlhf") is None:
+    if not installed("openrlhf"):
         pytest.skip("openrlhf is not installed: make openrlhf-cpu")
     (tmp_path / "style.py").write_text(STYLE)
     source, out = write(tmp_path / "in.jsonl", asked()[:2]), tmp_path / "out.jsonl"
@@ -315,6 +314,17 @@ def test_a_tool_that_is_not_installed_is_named_before_anything_is_graded(style, 
         style(asked(), "size", "--against", tool, refused=f"{tool} is not installed: pip install {tool}==")
 
 
+def installed(tool: str) -> bool:
+    """find_spec alone would find the folder of tests of that name."""
+    from exgrpo_orlhf.rewards.other_tools import NotInstalled, check_installed
+
+    try:
+        check_installed(tool)
+    except NotInstalled:
+        return False
+    return True
+
+
 PAGE = (ROOT / "docs" / "reward_functions.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## Try a reward before a run\n")[1].split("\n#")[0]
 LINES, COMMANDS, PRINTED = re.findall(r"^```\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
@@ -332,7 +342,7 @@ def test_the_examples_of_the_documentation_do_what_it_says(tmp_path, run_script,
     script, *words = shlex.split(command.removeprefix("python scripts/"))
     tool = words[-1]
     done = run_script(script, *words)
-    if find_spec(tool) is None:
+    if not installed(tool):
         assert (done.returncode, f"{tool} is not installed" in done.stderr) == (2, True)
         words = words[:-2]
         done = run_script(script, *words)
