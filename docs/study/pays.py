@@ -39,7 +39,7 @@ FILE = HERE / "pays_runs.csv"
 BEDS = ("rare", "rarer", "once")
 RATES, TUNING = ("1e-4", "2e-4", "4e-4"), (100, 101)
 CONFIRMED = tuple(range(10, 18))  # seeds of the two arms that are compared
-DESCRIBED = {"rare": CONFIRMED[:3], "rarer": TUNING, "once": TUNING}  # of every arm in the table
+DESCRIBED = {"rare": CONFIRMED[:5], "rarer": TUNING, "once": TUNING}  # of every arm in the table
 CONTROL = "on_policy"  # how the arms without replay begin
 # Seconds of a trained token and of an optimiser step, where a generated token is 1. On an H200 512 responses of at most
 # 80 tokens of SmolLM2-135M take 1.18 s to generate (vLLM in the process) and 0.26 s to train on
@@ -267,8 +267,7 @@ def table(bed: str, result: Result) -> list[str]:
     """Markdown: of each arm its rate, accuracy at equal tokens and at equal seconds, and what explains it."""
     head, rows = ("arm", "rate", "at equal tokens", f"less {result.control}", *PRICES, *WHY), []
     for arm, rate in result.rates.items():
-        runs, beside = (result.of(one, DESCRIBED[bed]) for one in (arm, result.control))
-        gain = mean([one.at(result.tokens) - other.at(result.tokens) for one, other in zip(runs, beside, strict=True)])
+        runs, gain = result.of(arm, DESCRIBED[bed]), mean(described_gains(bed, result, arm))
         at = [
             float(np.mean([run.at(result.end(prices), prices) for run in runs]))
             for prices in ((0, 0), *PRICES.values())
@@ -279,6 +278,12 @@ def table(bed: str, result: Result) -> list[str]:
     return markdown_table(head, rows)
 
 
+def described_gains(bed: str, result: Result, arm: str) -> list[float]:
+    """An arm's accuracy less the control's at equal tokens, of each seed that all arms have."""
+    pairs = zip(*(result.of(one, DESCRIBED[bed]) for one in (arm, result.control)), strict=True)
+    return [one.at(result.tokens) - other.at(result.tokens) for one, other in pairs]
+
+
 # What the texts of the study take of a bed.
 FIGURES: dict[str, Callable[[str, Result], str]] = {
     "gain": lambda bed, result: shown(mean(result.gains(TOKENS))),
@@ -286,6 +291,7 @@ FIGURES: dict[str, Callable[[str, Result], str]] = {
     "dear": lambda bed, result: shown(mean(result.gains(PRICES[DEAR]))),
     "p_exact": lambda bed, result: p_value(result.p),
     "p": lambda bed, result: p_value(answers()[bed]),
+    "late_k4": lambda bed, result: shown(mean(described_gains(bed, result, "late_injection_k4"))),
     "arms": lambda bed, result: f"`{result.method}` against `{result.control}`",
     "tokens": lambda bed, result: f"{result.tokens / 1e6:.2f}",
     "table": lambda bed, result: "\n".join(table(bed, result)),
