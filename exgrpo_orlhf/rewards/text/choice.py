@@ -152,7 +152,8 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
 
 def _statements(text: str, options: Mapping[str, str]) -> list[str]:
     """The labels of all statements, in their order; of options that are mentioned only where nothing is stated."""
-    labels, mentions = [], []
+    labels: list[tuple[int, str]] = []
+    mentions: list[tuple[int, str]] = []
     for match in _STATED.finditer(text):
         label = match[1].upper()
         after = match["after"]
