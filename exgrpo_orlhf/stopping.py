@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import signal
+import sys
 import termios
-from typing import Protocol
+from typing import Any, Protocol, TextIO
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ class StopRequest:
         if self._before[signal.SIGHUP] == signal.SIG_IGN:
             del self._before[signal.SIGHUP]
         self.take_signals()
+        self._streams = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = map(_writable_when_closed, self._streams)
         return self
 
     def take_signals(self) -> None:
@@ -40,6 +44,7 @@ class StopRequest:
             signal.signal(number, self._request)
 
     def __exit__(self, *_: object) -> None:
+        sys.stdout, sys.stderr = self._streams
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -63,6 +68,27 @@ def described(status: int) -> str:
         return f"exit status {status}"
     names = {number.value: number.name for number in signal.Signals}
     return f"killed by {names.get(-status, f'signal {-status}')}"
+
+
+class _Terminal(io.FileIO):
+    """A write that finds the terminal closed fails before Python has run SIGHUP's handler. It goes to /dev/null."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            _leave_closed_terminal()
+            return super().write(data)
+
+
+def _writable_when_closed(stream: TextIO) -> TextIO:
+    """The same stream, which a closed terminal does not turn into an error."""
+    if not stream.isatty():
+        return stream
+    raw = _Terminal(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True)
 
 
 def _leave_closed_terminal() -> None:

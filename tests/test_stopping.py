@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from run_builders import ROOT
@@ -22,7 +23,7 @@ terminal.messages()
 with StopRequest() as stop:
     print("ready", flush=True)
     while not stop.signal:
-        time.sleep(0.01)
+        exec(sys.argv[2])
     signal.raise_signal(signal.SIGHUP)  # the shell's, after the kernel's
     print("to nobody", flush=True)
     print("to nobody", file=sys.stderr, flush=True)
@@ -30,12 +31,23 @@ with StopRequest() as stop:
         file.write("saved")
 sys.exit(128 + stop.signal)
 """
+PROGRAM = f"""
+import sys, traceback
+try:
+{textwrap.indent(PROGRAM, "    ")}
+except Exception:
+    with open(sys.argv[1], "w") as file:
+        file.write(traceback.format_exc())
+    sys.exit(1)
+"""
 
 
-def test_a_closed_terminal_ends_a_program_in_order_although_it_goes_on_writing(tmp_path):
+@pytest.mark.parametrize("loop", ["time.sleep(0.01)", "print('x' * 30, flush=True)", "print('x', file=sys.stderr)"])
+def test_a_closed_terminal_ends_a_program_in_order_although_it_goes_on_writing(tmp_path, loop):
+    """Also where it closes while a line is being written: the write fails before the signal is handled."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "checkpoint")],
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "checkpoint"), loop],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -43,10 +55,11 @@ def test_a_closed_terminal_ends_a_program_in_order_although_it_goes_on_writing(t
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     os.close(theirs)
-    assert b"ready" in os.read(ours, 100)
+    assert os.read(ours, 5) == b"ready"  # its line break may not be written yet
     os.close(ours)
-    assert process.wait(timeout=600) == 128 + signal.SIGHUP
+    status = process.wait(timeout=600)
     assert (tmp_path / "checkpoint").read_text() == "saved"
+    assert status == 128 + signal.SIGHUP
 
 
 def test_sighup_ends_once_and_is_left_alone_where_nohup_ignores_it(caplog):
