@@ -14,6 +14,7 @@ SCRIPTS = {
     "ablate": "scripts/ablate.py",
     "compare": "scripts/compare.py",
     "explore": "scripts/explore.py",
+    "measure": "scripts/measure.py",
     "doctor": "scripts/doctor.py",
     "grade": "scripts/grade.py",
     "prepare-data": "scripts/prepare_data.py",
@@ -28,9 +29,8 @@ def run(command: str) -> None:
     sys.exit(runpy.run_path(str(PROJECT / SCRIPTS[command]))["main"]())
 
 
-train, bench, ablate, compare, explore, doctor, grade, prepare_data, extend_positions, chat_template, quickstart = (
-    partial(run, name) for name in SCRIPTS
-)
+train, bench, ablate, compare, explore, measure, doctor, grade, *_others = (partial(run, name) for name in SCRIPTS)
+prepare_data, extend_positions, chat_template, quickstart = _others
 
 
 def main() -> None:

@@ -287,6 +287,9 @@ def described_gains(bed: str, result: Result, arm: str) -> list[float]:
 # What the texts of the study take of a bed.
 FIGURES: dict[str, Callable[[str, Result], str]] = {
     "gain": lambda bed, result: shown(mean(result.gains(TOKENS))),
+    "start": lambda bed, result: levels(result, 0.0)[-1],  # all arms begin with the same model
+    "half": lambda bed, result: " and ".join(reversed(levels(result, 0.5))),
+    "end": lambda bed, result: " and ".join(reversed(levels(result, 1.0))),
     "seconds": lambda bed, result: shown(mean(result.gains(PRICES[SHORT]))),
     "dear": lambda bed, result: shown(mean(result.gains(PRICES[DEAR]))),
     "p_exact": lambda bed, result: p_value(result.p),
@@ -296,6 +299,12 @@ FIGURES: dict[str, Callable[[str, Result], str]] = {
     "tokens": lambda bed, result: f"{result.tokens / 1e6:.2f}",
     "table": lambda bed, result: "\n".join(table(bed, result)),
 }
+
+
+def levels(result: Result, share: float) -> list[str]:
+    """Accuracies of the control and the method at a share of the tokens, means over the seeds of the comparison."""
+    runs = (result.of(arm, CONFIRMED) for arm in (result.control, result.method))
+    return [f"{np.mean([run.at(share * result.tokens) for run in of_arm]):.3f}" for of_arm in runs]
 
 
 def answers() -> dict[str, float]:

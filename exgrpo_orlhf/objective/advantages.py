@@ -60,7 +60,7 @@ class GroupAdvantages:
         r, ok = torch.as_tensor(rewards, dtype=torch.float64), torch.as_tensor(gradable)
         if r.shape != ok.shape or r.ndim != 2:
             raise ValueError(f"rewards and gradable must both be (groups, K), got {tuple(r.shape)}, {tuple(ok.shape)}")
-        n = ok.sum(1, keepdim=True)
+        n = ok.sum(1, keepdim=True, dtype=torch.float64)  # of integers, n / (n - 1) would be float32
         # Relative to a reward of the group, so that equal rewards give exactly 0 whatever they are: 0.1 + 0.1 + 0.1 is
         # not 3 · 0.1, and a row whose advantage is not 0 costs a backward pass. The std would scale up their rounding.
         first = r.gather(1, ok.to(torch.int8).argmax(1, keepdim=True))

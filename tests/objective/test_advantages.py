@@ -37,11 +37,11 @@ def test_the_std_may_be_that_of_all_gradable_rewards_of_the_batch():
 
 
 def test_the_baseline_may_be_the_mean_of_the_others():
-    rewards, gradable = [[1.0, 0.0, 0.5, 9.0], [0.1, 0.1, 0.1, 0.1]], [[True, True, True, False], [True] * 4]
-    expected = [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0]
+    rewards, gradable = [[1.0, 0.0, 0.5, 0.25, 9.0], [0.1] * 5], [[True] * 4 + [False], [True] * 5]
+    expected = [1 - 0.25, 0 - 1.75 / 3, 0.5 - 1.25 / 3, 0.25 - 0.5, 0]
     rows = advantages(rewards, gradable, baseline="leave_one_out")
-    assert rows[0] == pytest.approx(expected)
-    assert rows[1] == [0.0] * 4
+    assert rows[0] == pytest.approx(expected, rel=1e-14)
+    assert rows[1] == [0.0] * 5
 
 
 @pytest.mark.parametrize("scale_by_std", [False, True])
