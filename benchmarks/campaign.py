@@ -73,9 +73,9 @@ BINDINGS = [
 AHEAD = "episodes, one step ahead"
 VARIANTS = {
     "replay": [],
-    "no replay yet": ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"],
+    "no replay yet": ["ReplayMixer.start_at_accuracy = 0.95"],
     "limits and two optimiser steps": [
-        *("ReplayBuffer.per_question = 2", "ReplayBuffer.max_age = 3", "RetirementPolicy.returns_after = 3"),
+        *("ReplayBuffer.per_question = 2", "ReplayBuffer.max_age = 3", "RetirementPolicy.revisits_every = 3"),
         *("Optimizer.steps_per_batch = 2", "train.keep = 1", "train.best_metric = 'eval/greedy_accuracy'"),
     ],
     AHEAD: [

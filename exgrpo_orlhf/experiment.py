@@ -114,11 +114,10 @@ class Experiment:
             not self.buffer.by_spread or (injection.rollouts_per_replayed > 1 and not injection.unless_solved),
             "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.fresh_beside = None, 'all', or 2 and more",
         )
-        sampler, quantiles = self.mixer.sampler, self.mixer.buckets.quantiles
         require(
-            not self.buffer.by_spread or (sampler.partition, quantiles) == ("accuracy", None),
+            not self.buffer.by_spread or self.mixer.sampler.partition == "accuracy",
             "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be "
-            f"'accuracy' and DifficultyBuckets.quantiles None; got {sampler.partition!r} and {quantiles!r}",
+            f"'accuracy', got {self.mixer.sampler.partition!r}",
         )
         steps, questions = self.optimizer.steps_per_batch, self.settings.questions_per_step
         require(

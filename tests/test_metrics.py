@@ -251,19 +251,6 @@ def test_bucket_sizes_are_counts_of_candidates_by_level(replays_unsolved):
     assert metrics["replay/retired"] == 1
 
 
-def test_adaptive_buckets_are_those_of_the_buffer_and_say_where_they_are_cut():
-    buffer = ReplayBuffer(RetirementPolicy())
-    for i, sixteenths in enumerate([12, 12, 13, 14, 15, 15]):
-        buffer.record(QUESTIONS[i].id, Fraction(sixteenths, 16), 0)
-        buffer.store([(QUESTIONS[i].id, trajectory([1]))])
-    metrics = buffer.metrics(DifficultyBuckets(quantiles=(0.333, 0.667)))
-    assert [metrics[f"replay/bucket_{level}"] for level in ("hard", "medium", "easy")] == [2, 2, 2]
-    assert (metrics["replay/cut_low"], metrics["replay/cut_high"]) == (12 / 16, 14 / 16)
-    assert "replay/cut_low" not in buffer.metrics(DifficultyBuckets())
-    empty = ReplayBuffer(RetirementPolicy()).metrics(DifficultyBuckets(quantiles=(0.333, 0.667)))
-    assert set(empty.values()) == {0.0}
-
-
 def test_an_empty_buffer_and_an_empty_plan_give_zero():
     """T10."""
     assert set(ReplayBuffer(RetirementPolicy()).metrics(DifficultyBuckets()).values()) == {0.0}

@@ -69,7 +69,7 @@ class Package:
         assert len(self.replayed) == min(int(self.experiment.mixer.share.at(self.step) * B), self.buffer.n_candidates)
         sets = {accuracy: IndexedSet(members) for accuracy, members in by_id.items()}
         mixer = self.experiment.mixer
-        drawn = mixer.sampler.sample(sets, len(self.replayed), K, mixer.buckets, same, self.buffer.newest_step)
+        drawn = mixer.sampler.sample(sets, len(self.replayed), K, mixer.buckets, same)
         assert [ids[question_id] for question_id in drawn] == self.replayed
         self.unchosen = list(self.replayed)
         return list(self.replayed)

@@ -94,30 +94,22 @@ class ReplayBuffer:
         """The stored trajectories of a question, oldest first. Raises KeyError for a question without a record."""
         return [stored.trajectory for stored in self.records[question_id].stored]
 
-    def newest_step(self, question_id: str) -> int:
-        """Step of a question's newest trajectory. Raises KeyError without a record, IndexError without a trajectory."""
-        return self.records[question_id].stored[-1].trajectory.step
-
     def bucket_sizes(self, buckets: DifficultyBuckets) -> dict[Level, int]:
         """Candidates at each level of accuracy; unsolved: all that is stored, but fallen to 0. By spread: all that is
         stored."""
         sizes = dict.fromkeys(LEVELS, 0)
         if self.by_spread:
             return sizes | Counter(buckets.level(record.accuracy) for record in self.records.values() if record.stored)
-        buckets = buckets.adapted(self.candidates)
         for accuracy, members in self.candidates.items():
             sizes[buckets.level(accuracy)] += len(members)
         sizes["unsolved"] += self.n_with_trajectories - self.n_candidates
         return sizes
 
     def metrics(self, buckets: DifficultyBuckets) -> dict[str, float]:
-        """What is stored. `bucket_<level>`: `bucket_sizes`. Adaptive levels, limits, retirement: only where bound."""
+        """What is stored. `bucket_<level>`: `bucket_sizes`. Limits and retirement: only where bound."""
         metrics: dict[str, float] = {f"replay/bucket_{level}": n for level, n in self.bucket_sizes(buckets).items()}
         metrics["replay/candidates"], metrics["replay/trajectories"] = self.n_candidates, self.n_trajectories
         metrics["replay/stored_tokens"] = self.n_tokens
-        if buckets.quantiles is not None:
-            buckets = buckets.adapted(self.candidates)
-            metrics["replay/cut_low"], metrics["replay/cut_high"] = float(buckets.low), float(buckets.high)
         if self.max_bytes is not None:
             metrics["replay/stored_bytes"] = self.n_bytes
         if self.by_spread:
@@ -131,15 +123,11 @@ class ReplayBuffer:
     # -- what changes it ----------------------------------------------------------------------------------------------
 
     def advance(self, step: int) -> None:
-        """Begin a step: trajectories that are too old for it go, retired questions whose time has come return."""
+        """Begin a step: trajectories that are too old for it go."""
         self.changes = Changes()
         if self.max_age is not None:
             while self._order and self.records[self._oldest()].stored[0].trajectory.step < step - self.max_age:
                 self._evict(self._oldest())
-        if self.retirement.returns_after is not None:
-            due = step - self.retirement.returns_after
-            while self.retired and next(iter(self.retired.values())) <= due:
-                self._return(next(iter(self.retired)))
 
     def revisit(self, step: int, most: int, rng: np.random.Generator) -> list[str]:
         """Where `RetirementPolicy.revisits_every` is due: ids of ⌊share·retired⌋ questions, at most `most`, which are
@@ -167,9 +155,7 @@ class ReplayBuffer:
             if self.counts_stored and group.planned_replay:
                 accuracy = Fraction(group.correct + 1, group.graded + 1)
             if question_id in self.retired:
-                if not self.retirement.should_return(accuracy):
-                    continue
-                self._return(question_id)
+                continue
             self.record(question_id, accuracy, step, spreads.get(question_id))
             record = self.records[question_id]
             for entry in [*record.stored] if self.by_spread else ():

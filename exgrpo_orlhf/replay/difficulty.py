@@ -1,10 +1,9 @@
-"""Difficulty levels: a question's latest accuracy, cut at two thresholds, fixed or adapted to the buffer; or the spread
-of its latest rewards (ReplayBuffer.difficulty)."""
+"""Difficulty levels: a question's latest accuracy, cut at two thresholds; or the spread of its latest rewards
+(ReplayBuffer.difficulty)."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Literal
 
@@ -29,45 +28,17 @@ class DifficultyBuckets:
     The paper puts the upper threshold into both medium and easy; here it is medium (arXiv 2510.02245, section 3).
     Accuracies are exact fractions, so that 2 of 8 is on the threshold 0.25 and never beside it.
 
-    thresholds: low and high, where they are fixed
-    quantiles: two shares of the candidates between 0 and 1; the levels are then cut there and the thresholds unused
-        (see `adapted`). None: fixed thresholds
+    thresholds: low and high
     """
 
-    def __init__(
-        self, thresholds: tuple[float, float] = (0.25, 0.75), quantiles: tuple[float, float] | None = None
-    ) -> None:
-        """Raises ValueError unless 0 < low < high < 1, for thresholds and for quantiles."""
+    def __init__(self, thresholds: tuple[float, float] = (0.25, 0.75)) -> None:
+        """Raises ValueError unless 0 < low < high < 1."""
         check_settings(DifficultyBuckets, locals())
-        for name, pair, kind in (("thresholds", thresholds, "accuracies"), ("quantiles", quantiles, "shares")):
-            require(
-                pair is None or (len(pair) == 2 and 0 < pair[0] < pair[1] < 1),
-                f"DifficultyBuckets.{name} must be two {kind} with 0 < low < high < 1, got {pair!r}",
-            )
-        self.low, self.high = as_fraction(thresholds[0]), as_fraction(thresholds[1])
-        self.quantiles = None if quantiles is None else (as_fraction(quantiles[0]), as_fraction(quantiles[1]))
-
-    def adapted(self, candidates: Mapping[Fraction, Sized]) -> DifficultyBuckets:
-        """The levels for these candidates, by exact accuracy: cut at their quantiles, or as they are if fixed.
-
-        A candidate's rank is the share of candidates of lower accuracy plus half the share of its own: hard up to the
-        first quantile, medium up to the second. Equal accuracies share a rank and thus a level, so a level can be
-        empty. Unsolved and solved candidates are levels of their own and do not count.
-        """
-        if self.quantiles is None:
-            return self
-        sizes = {accuracy: len(members) for accuracy, members in sorted(candidates.items()) if 0 < accuracy < 1}
-        adapted = copy.copy(self)
-        adapted.low = adapted.high = Fraction(0)
-        total, below = sum(sizes.values()), 0
-        for accuracy, size in sizes.items():
-            rank = Fraction(2 * below + size, 2 * total)
-            if rank <= self.quantiles[0]:
-                adapted.low = accuracy
-            if rank <= self.quantiles[1]:
-                adapted.high = accuracy
-            below += size
-        return adapted
+        require(
+            len(thresholds) == 2 and 0 < thresholds[0] < thresholds[1] < 1,
+            f"DifficultyBuckets.thresholds must be two accuracies with 0 < low < high < 1, got {thresholds!r}",
+        )
+        self.low, self.high = map(as_fraction, thresholds)
 
     def level(self, accuracy: Fraction) -> Level:
         if accuracy == 0:

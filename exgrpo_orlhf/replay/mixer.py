@@ -34,9 +34,8 @@ class ReplayMixer:
     rho_end, rho_steps: ρ moves linearly from `rho`, in the first step that may replay, to `rho_end`, `rho_steps` later,
         and stays there; both None: ρ is constant
     start_at_accuracy: replay starts in the step after the first batch whose Pass@1 (mean accuracy over its graded
-        fresh rollouts) exceeds this; None: from the first step
-    collect_before_start: whether accuracies, trajectories and retirements are recorded before that. The paper starts
-        collecting and replaying together (False). The batch that triggers the start is collected.
+        fresh rollouts) exceeds this; None: from the first step. The batch that triggers the start is the first whose
+        accuracies, trajectories and retirements are recorded (paper)
     fresh_beside: fresh rollouts beside a stored trajectory, from 1 to K−1; None: K−1, a whole group (the paper). A
         known success needs fewer fresh rollouts around it for a signal than a question of which nothing is known, and
         what is not generated is saved. The question's accuracy is then that of fewer rollouts. 'all': all K are
@@ -70,7 +69,6 @@ class ReplayMixer:
         rho_end: Share | None = None,
         rho_steps: Count | None = None,
         start_at_accuracy: ShareBelowOne | None = 0.35,
-        collect_before_start: bool = False,
         fresh_beside: int | Literal["all", "unless_solved"] | None = None,
         late_injection: Literal["newest", "selected"] | None = None,
         store_up_to: float | Literal["one_success"] | None = None,
@@ -107,7 +105,7 @@ class ReplayMixer:
         )
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step, self.rng = group_size, questions_per_step, rng
-        self.collect_before_start, self.collects = collect_before_start, collects
+        self.collects = collects
 
     @property
     def replays(self) -> bool:
@@ -117,7 +115,7 @@ class ReplayMixer:
     @property
     def collecting(self) -> bool:
         """Whether this step's experience is recorded; never where nothing is ever replayed."""
-        return self.collects and self.replays and (self.share.started or self.collect_before_start)
+        return self.collects and self.replays and self.share.started
 
     def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int, fills_batch: bool = False) -> Plan:
         """The step's questions, none twice: replayed ones first, then only as many fresh ones as are still needed.
@@ -128,8 +126,7 @@ class ReplayMixer:
         replayed: list[Question] = []
         if (rho := self.share.at(step)) > 0:
             n = min(int(rho * self.questions_per_step), buffer.n_candidates)  # min(⌊ρB⌋, |E|)
-            buckets = self.buckets.adapted(buffer.candidates)
-            ids = self.sampler.sample(buffer.candidates, n, self.group_size, buckets, self.rng, buffer.newest_step)
+            ids = self.sampler.sample(buffer.candidates, n, self.group_size, self.buckets, self.rng)
             replayed = [fresh.question(question_id) for question_id in ids]
         fresh_count = self.questions_per_step - len(replayed)
         revisited = [fresh.question(question_id) for question_id in buffer.revisit(step, fresh_count, self.rng)]

@@ -1,11 +1,11 @@
-"""Retirement: when a mastered question leaves the replay buffer, and whether it returns."""
+"""Retirement: when a mastered question leaves the replay buffer, and whether it is visited again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..settings import Count, Positive, PositiveShare, check_settings, require
+from ..settings import Count, PositiveShare, check_settings, require
 from .difficulty import as_fraction
 
 
@@ -18,8 +18,6 @@ class RetirementPolicy:
     times_in_a_row: observations in a row at that accuracy
     leaves_fresh: whether a retired question also leaves fresh sampling, from the next epoch on. The paper retires from
         the buffer only (False); the official code also drops it from the training set.
-    returns_after: a retired question returns after that many steps; None: never
-    returns_below: a retired question returns when a fresh group of it has an accuracy below this; None: never
     revisits_every: steps; in each such step a share of the retired questions returns and is in that step's batch, as
         fresh questions (the paper's Table 7: 25); None: never
     revisited_share: of the retired questions, drawn uniformly, rounded down (Table 7: 10 %)
@@ -28,35 +26,19 @@ class RetirementPolicy:
     at_accuracy: PositiveShare | None = 1.0
     times_in_a_row: Count = 1
     leaves_fresh: bool = False
-    returns_after: Count | None = None
-    returns_below: Positive | None = None
     revisits_every: Count | None = None
     revisited_share: PositiveShare = 0.1
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value out of range, or one that needs another setting to have a meaning."""
         check_settings(RetirementPolicy, vars(self))
-        for name in ("leaves_fresh", "returns_after", "returns_below", "revisits_every"):
+        for name in ("leaves_fresh", "revisits_every"):
             require(
                 self.at_accuracy is not None or not getattr(self, name),
                 f"RetirementPolicy.{name} = {getattr(self, name)!r} needs retirement, but "
                 "RetirementPolicy.at_accuracy is None",
             )
-        require(
-            self.returns_below is None or self.returns_below <= (self.at_accuracy or 0),
-            "RetirementPolicy.returns_below must be positive and not above RetirementPolicy.at_accuracy; got "
-            f"{self.returns_below!r} with {self.at_accuracy!r}",
-        )
-        require(
-            not self.leaves_fresh or self.returns_below is None,
-            "RetirementPolicy.returns_below needs fresh rollouts of retired questions, but "
-            "RetirementPolicy.leaves_fresh is True; use RetirementPolicy.returns_after",
-        )
 
     def is_mastered(self, accuracy: Fraction) -> bool:
         """Whether an observation of this accuracy counts towards retirement."""
         return self.at_accuracy is not None and accuracy >= as_fraction(self.at_accuracy)
-
-    def should_return(self, accuracy: Fraction) -> bool:
-        """Whether a retired question with this accuracy returns."""
-        return self.returns_below is not None and accuracy < as_fraction(self.returns_below)

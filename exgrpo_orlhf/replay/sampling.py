@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ..settings import Constraint, Positive, check_settings, require
+from ..settings import Constraint, check_settings, require
 from .difficulty import LEVELS, DifficultyBuckets
 from .indexed_set import IndexedSet
 
@@ -34,7 +34,6 @@ class QuestionSampler:
     weight: 'bucket', P(bucket) ∝ density, then uniform inside: a question in a small bucket is drawn more often
         (paper and official code); 'question', P(question) ∝ density of its bucket
     partition: one bucket per exact 'accuracy', or per difficulty 'level'
-    half_life: steps in which a question's weight halves while no new trajectory of it is stored; None: age is ignored
     """
 
     method: Literal["gaussian", "uniform"] = "gaussian"
@@ -43,7 +42,6 @@ class QuestionSampler:
     unit: Literal["accuracy", "successes"] = "accuracy"
     weight: Literal["bucket", "question"] = "bucket"
     partition: Literal["accuracy", "level"] = "accuracy"
-    half_life: Positive | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown choice, σ ≤ 0, or a mean outside the unit's range."""
@@ -66,13 +64,10 @@ class QuestionSampler:
         group_size: int,
         buckets: DifficultyBuckets,
         rng: np.random.Generator,
-        newest_step: Callable[[str], int],
     ) -> list[str]:
         """n distinct question ids, drawn one after the other without replacement.
 
-        newest_step: step of a question's newest trajectory
-        O(n · buckets) whatever is stored; with a half-life O(candidates) besides. Raises ValueError if there are fewer
-        than n candidates.
+        O(n · buckets) whatever is stored. Raises ValueError if there are fewer than n candidates.
         """
         if n > (available := sum(map(len, candidates.values()))):
             raise ValueError(f"cannot draw {n} distinct questions from {available} candidates")
@@ -82,16 +77,12 @@ class QuestionSampler:
         if self.partition == "level":
             levels = [[pair for (pair,) in parts if buckets.level(pair[0]) == level] for level in LEVELS]
             parts = [part for part in levels if part]
-        cells: list[_Cell | _AgedCell] = []
+        cells: list[_Cell] = []
         for part in parts:
             sets = [members for _, members in part]
             # Where the density of a bucket of several accuracies is taken: at the mean accuracy of its questions.
             accuracy = sum(accuracy * len(members) for accuracy, members in part) / sum(map(len, sets))
-            log_density = self.log_density(accuracy, group_size)
-            if self.half_life is None:
-                cells.append(_Cell(sets, log_density))
-            else:
-                cells.append(_AgedCell(sets, log_density, self.half_life, newest_step, rng))
+            cells.append(_Cell(sets, self.log_density(accuracy, group_size)))
         drawn: list[str] = []
         cumulative: list[float] = []
         for which, member in rng.random((n, 2)).tolist():
@@ -132,35 +123,3 @@ class _Cell:
                 return members[index]
             index -= len(members)
         raise AssertionError("a position beyond the bucket")
-
-
-class _AgedCell:
-    """One bucket whose members weigh 2^(step/half-life), step being that of their newest trajectory. They are sorted by
-    log weight plus Gumbel noise, as drawing without replacement would take them (Gumbel top-k, arXiv 1903.06059)."""
-
-    def __init__(
-        self,
-        parts: list[IndexedSet],
-        log_density: float,
-        half_life: float,
-        newest_step: Callable[[str], int],
-        rng: np.random.Generator,
-    ) -> None:
-        self.log_density = log_density
-        members = [member for part in parts for member in part]
-        logs = np.array([newest_step(member) for member in members]) * (math.log(2) / half_life)
-        order = np.argsort(-(logs + rng.gumbel(size=len(logs))), kind="stable")
-        self._queue = [members[int(i)] for i in order]
-        self._log_mass = np.logaddexp.accumulate(logs[order][::-1])[::-1]  # of each position and all behind it
-        self._taken = 0
-
-    def __len__(self) -> int:
-        return len(self._queue) - self._taken
-
-    def log_mass(self) -> float:
-        return float(self._log_mass[self._taken])
-
-    def draw(self, uniform: float) -> str:
-        """The next in order: the order was drawn before."""
-        self._taken += 1
-        return self._queue[self._taken - 1]

@@ -226,7 +226,7 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         "ahead": chains(
             "train.generate_ahead = True", "train.verify_checkpoint = False", "Optimizer.schedule = 'linear'",
             "Optimizer.decay_steps = 9", "MixedPolicyLoss.normalizer = 'tokens'",
-            "ReplayMixer.start_at_accuracy = 0.0", "ReplayMixer.collect_before_start = True",
+            "ReplayMixer.start_at_accuracy = 0.0",
             "ReplayMixer.stores = 'all'", "ReplayBuffer.per_question = 4", "TrajectorySelector.by = 'priority'",
             "TrajectorySelector.decay_steps = 5.0",
         ),

@@ -39,7 +39,7 @@ SWITCHED = (  # as Qwen3's: without thinking the prompt ends in an empty thought
     "{% endif %}{% endif %}"
 )
 STEPS = 12
-FRESH_PHASE = ["ReplayMixer.start_at_accuracy = 0.95", "ReplayMixer.collect_before_start = True"]  # never reached
+FRESH_PHASE = ["ReplayMixer.start_at_accuracy = 0.95"]  # never reached
 MIXED_PHASE = ["ReplayMixer.start_at_accuracy = None"]
 
 

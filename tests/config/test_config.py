@@ -262,7 +262,7 @@ BAD = [
     ("ReplayMixer.rho = %no/where", "%no/where is used, but no file gives it a value: add no/where"),
     ("train.keep = 0", "train.keep must be at least 1, got 0"),
     ("ReplayMixer.rho = %gin.REQUIRED", "ReplayMixer.rho must be bound"),
-    ("DifficultyBuckets.quantiles = 0.5", "DifficultyBuckets.quantiles takes"),
+    ("DifficultyBuckets.thresholds = 0.5", "DifficultyBuckets.thresholds takes"),
     ("DifficultyBuckets.thresholds = ('0.2', 0.7)", "thresholds takes tuple[float, float], got ('0.2', 0.7)"),
     ("Optimizer.betas = ('0.9', 0.999)", "Optimizer.betas takes tuple[float, float], got ('0.9', 0.999)"),
     ("Optimizer.betas = (%W, 0.999)\nW = '0.9'", "Optimizer.betas takes tuple[float, float], got ('0.9', 0.999)"),
@@ -355,9 +355,9 @@ BAD = [
     ),
     ("Evaluation.top_p = 0.0", "Evaluation.top_p must lie in (0, 1]"),
     ("Evaluation.disjoint_from = 'papers'", "there is no suite 'papers'; did you mean paper"),
-    *(
-        (f"{binding}\nReplayBuffer.difficulty = 'reward_spread'", "'reward_spread' has levels of its own")
-        for binding in ("QuestionSampler.partition = 'level'", "DifficultyBuckets.quantiles = (0.3, 0.6)")
+    (
+        "QuestionSampler.partition = 'level'\nReplayBuffer.difficulty = 'reward_spread'",
+        "'reward_spread' has levels of its own",
     ),
     *((f"train.generate_ahead = {value}", f"train.generate_ahead takes bool, got {value}") for value in (1, 2, 0.5)),
 ]

@@ -1,6 +1,5 @@
 """A setting that cannot be meant is refused where its object is made, and named as it is bound in gin."""
 
-import itertools
 import math
 
 import numpy as np
@@ -112,10 +111,7 @@ REFUSED = {
         (dict(by="priority", prefer="highest", decay_steps=0.0), "decay_steps must be positive and finite, got 0"),
         (dict(decay_steps=5.0), r"decay_steps is of TrajectorySelector\.by = 'priority', not 'entropy'"),
     ],
-    DifficultyBuckets: [
-        ({name: pair}, f"{name} .* 0 < low < high < 1")
-        for name, pair in itertools.product(("thresholds", "quantiles"), PAIRS)
-    ],
+    DifficultyBuckets: [(dict(thresholds=pair), "thresholds .* 0 < low < high < 1") for pair in PAIRS],
     ReplayBuffer: [
         ({name: 0}, f"{name} must be at least 1, or None; got 0") for name in ("per_question", "max_age", "max_bytes")
     ],
@@ -123,11 +119,6 @@ REFUSED = {
         *((dict(at_accuracy=wrong), r"at_accuracy must lie in \(0, 1\]") for wrong in (0, -0.5, 1.01, NAN)),
         (dict(leaves_fresh=True, at_accuracy=None), "leaves_fresh .* needs retirement"),
         (dict(times_in_a_row=0), "times_in_a_row must be at least 1"),
-        (dict(returns_after=0), "returns_after must be at least 1"),
-        (dict(returns_below=0.0), "returns_below must be positive"),
-        (dict(returns_below=0.9, at_accuracy=0.8), r"returns_below .* not above RetirementPolicy\.at_accuracy"),
-        (dict(returns_after=5, at_accuracy=None), "returns_after = 5 needs retirement"),
-        (dict(returns_below=0.5, leaves_fresh=True), r".* use RetirementPolicy\.returns_after"),
         (dict(revisits_every=5, at_accuracy=None), "revisits_every = 5 needs retirement"),
     ],
     MixedPolicyLoss: [

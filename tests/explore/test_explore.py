@@ -28,7 +28,12 @@ from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
 @pytest.fixture(scope="module")
 def run(warm_model, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "explored"
-    phase = [*MIXED_PHASE, "ReplayBuffer.per_question = 3", "RetirementPolicy.returns_after = 4"]
+    phase = [
+        *MIXED_PHASE,
+        "ReplayBuffer.per_question = 3",
+        "RetirementPolicy.revisits_every = 4",
+        "RetirementPolicy.revisited_share = 1.0",
+    ]
     run_here(warm_model, phase, folder, resume=False)
     return folder
 

@@ -47,18 +47,6 @@ def test_a_change_that_cannot_be_is_refused(change, error, message):
     assert {*buffer.records, *buffer.retired} == {"q0"}
 
 
-# -- retirement -------------------------------------------------------------------------------------------------------
-
-
-def test_a_retired_question_returns_when_its_accuracy_falls():
-    buffer = filled(1)
-    buffer.retirement = RetirementPolicy(returns_below=0.75)
-    for step, (correct, retired) in enumerate(((4, True), (3, True), (2, False))):  # 3/4 is not below 0.75
-        buffer.observe([group(["correct"] * correct + ["wrong"] * (4 - correct), "q0")], step)
-        assert ("q0" in buffer.retired) == retired
-    assert (buffer.records["q0"].accuracy, buffer.records["q0"].streak) == (Fraction(1, 2), 0)
-
-
 # -- against a naive buffer -------------------------------------------------------------------------------------------
 
 
@@ -74,8 +62,6 @@ class NaiveBuffer:
         self.evicted = []
         if self.rules.max_age is not None:
             self.evict([row for row in self.rows if row[2].step < step - self.rules.max_age])
-        if (after := self.rules.retirement.returns_after) is not None:
-            self.retired = {q: since for q, since in self.retired.items() if since > step - after}
 
     def observe(self, question_id, correct, graded, rollouts, step):
         if graded < min(2, rollouts) or not graded or question_id in self.retired:
@@ -162,12 +148,12 @@ def change(buffer, naive, draw, step):
 def test_buffer_equals_a_naive_one_after_every_change(seed, replays_unsolved, tmp_path):
     """T5: a question that falls to 0 is no candidate while at 0, and one again, with its trajectories, when solved.
 
-    Of every second buffer much is forgotten and retired questions return. After a snapshot in the middle too: what is
-    evicted next, what retires next and what returns next are parts of the state."""
+    Of every second buffer much is forgotten. After a snapshot in the middle too: what is evicted next and what retires
+    next are parts of the state."""
     limits, retirement, evicted = {}, RetirementPolicy(), 0
     if seed % 2:
         limits = dict(per_question=2, max_age=25, max_bytes=832)
-        retirement = RetirementPolicy(times_in_a_row=2, returns_after=20)
+        retirement = RetirementPolicy(times_in_a_row=2)
 
     def empty() -> ReplayBuffer:
         return ReplayBuffer(retirement, replays_unsolved=replays_unsolved, **limits)

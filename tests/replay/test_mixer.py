@@ -5,10 +5,10 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from replay_builders import QUESTIONS, filled, finish_step, group, ids_of, mixer, source, train, trajectory
+from replay_builders import QUESTIONS, filled, finish_step, group, ids_of, mixer, source, train
 
 from exgrpo_orlhf.records import RolloutGroup
-from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.replay import QuestionSampler, ReplayBuffer, RetirementPolicy
 
 
 def graded(n_correct: int, n: int) -> list[RolloutGroup]:
@@ -43,21 +43,6 @@ def test_rho_times_b_is_rounded_down_to_whole_questions(rho, b, replayed):
 def test_mu_above_k_successes_is_refused():
     with pytest.raises(ValueError, match=r"QuestionSampler\.mu must lie in \[0, K\] = \[0, 4\]"):
         mixer(sampler=QuestionSampler(mu=4.5, unit="successes"))
-
-
-def test_adaptive_levels_decide_what_is_replayed():
-    """All candidates are easy by the fixed thresholds: one level. By their own quantiles: three, drawn alike."""
-    buffer = ReplayBuffer(RetirementPolicy())
-    sizes = {Fraction(13, 16): 8, Fraction(14, 16): 8, Fraction(15, 16): 4}
-    for question, accuracy in zip(QUESTIONS, [a for a, n in sizes.items() for _ in range(n)], strict=False):
-        buffer.record(question.id, accuracy, 0)
-        buffer.store([(question.id, trajectory())])
-    draws, rarest = 3000, {question.id for question in QUESTIONS[16:20]}
-    for quantiles, p in ((None, 4 / 20), ((0.333, 0.667), 1 / 3)):
-        settings = {"sampler": QuestionSampler(method="uniform", partition="level")}
-        levels = mixer(1, seed=2, rho=1.0, buckets=DifficultyBuckets(quantiles=quantiles), **settings)
-        hits = sum(levels.plan(source(), buffer, step).replayed[0].id in rarest for step in range(1, draws + 1))
-        assert abs(hits / draws - p) < 4 * (p * (1 - p) / draws) ** 0.5
 
 
 # -- ρ on a schedule --------------------------------------------------------------------------------------------------
@@ -128,14 +113,12 @@ def test_ungradable_rollouts_do_not_count_towards_the_start():
     assert delayed.share.started_at == 2
 
 
-@pytest.mark.parametrize("collect_before_start", [False, True])
-def test_what_is_collected_and_retires_before_the_start(collect_before_start):
-    """The batch that triggers the start is collected either way."""
-    delayed = mixer(start_at_accuracy=0.7, collect_before_start=collect_before_start)
+def test_nothing_is_collected_or_retires_before_the_batch_that_triggers_the_start():
+    delayed = mixer(start_at_accuracy=0.7)
     buffer = ReplayBuffer(RetirementPolicy())
     low = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[0]), group(["correct"] * 4, QUESTIONS[1])]
-    assert finish_step(delayed, buffer, low, {}, 1) == collect_before_start
-    assert (QUESTIONS[0].id in buffer.records) is (QUESTIONS[1].id in buffer.retired) is collect_before_start
+    assert finish_step(delayed, buffer, low, {}, 1) == 0
+    assert (buffer.records, buffer.retired) == ({}, {})
     high = [group(["correct", "correct", "correct", "wrong"], QUESTIONS[2])]
     assert finish_step(delayed, buffer, high, {}, 2) == 3
     assert QUESTIONS[2].id in buffer.records

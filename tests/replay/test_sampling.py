@@ -4,13 +4,11 @@ import itertools
 import math
 from collections import Counter
 from fractions import Fraction
-from functools import cache
 
 import numpy as np
 import pytest
-from replay_builders import trajectory
 
-from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler
 from exgrpo_orlhf.replay.indexed_set import IndexedSet
 
 K = 8
@@ -26,13 +24,6 @@ def sampler(unit="accuracy", **settings) -> QuestionSampler:
     """Sharp enough that a wrong unit or weighting shows: σ is 1.5 successes, 0.2 in accuracy."""
     scale = {"accuracy": {"mu": 0.5, "sigma": 0.2}, "successes": {"mu": 4, "sigma": 1.5}}[unit]
     return QuestionSampler(**{"unit": unit, **scale, **settings})
-
-
-@cache
-def newest_step(question_id: str) -> int:
-    """3 steps from one question of a bucket to the next, and buckets begin at different steps."""
-    accuracy, i = question_id.split(":")
-    return 3 * int(i) + Fraction(accuracy).denominator
 
 
 def next_draw(settings: QuestionSampler, sizes: dict[Fraction, int], taken: tuple[str, ...]) -> dict[str, float]:
@@ -52,11 +43,9 @@ def next_draw(settings: QuestionSampler, sizes: dict[Fraction, int], taken: tupl
         if settings.unit == "successes":
             x *= K
         density = math.exp(-((x - settings.mu) ** 2) / (2 * settings.sigma**2)) if settings.method == "gaussian" else 1
-        left = {question_id: 1.0 for question_id, _ in members if question_id not in taken}
-        if settings.half_life is not None:
-            left = {question_id: 2 ** (newest_step(question_id) / settings.half_life) for question_id in left}
-        for question_id, weight in left.items():
-            chances[question_id] = density * weight / (sum(left.values()) if settings.weight == "bucket" else 1)
+        left = [question_id for question_id, _ in members if question_id not in taken]
+        for question_id in left:
+            chances[question_id] = density / (len(left) if settings.weight == "bucket" else 1)
     total = sum(chances.values())
     return {question_id: chance / total for question_id, chance in chances.items()}
 
@@ -89,7 +78,7 @@ def assert_follows(observed: Counter, expected: dict, draws: int) -> None:
 
 
 def draw(settings, candidates, n, rng) -> list[str]:
-    return settings.sample(candidates, n, K, DifficultyBuckets(), rng, newest_step)
+    return settings.sample(candidates, n, K, DifficultyBuckets(), rng)
 
 
 # -- the distribution -------------------------------------------------------------------------------------------------
@@ -126,7 +115,6 @@ CHOICES = [
     for weight, partition in itertools.product(("bucket", "question"), ("accuracy", "level"))
 ]
 names = [" ".join(choice.values()) for choice in CHOICES]
-AGED = [{**choice, "half_life": 4.0} for choice in CHOICES[:4]]
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=names)
@@ -137,7 +125,7 @@ def test_one_draw_follows_the_stated_distribution(choice):
     assert_follows(observed, next_draw(settings, UNEVEN, ()), draws)
 
 
-@pytest.mark.parametrize("choice", CHOICES + AGED, ids=str)
+@pytest.mark.parametrize("choice", CHOICES, ids=names)
 def test_draws_without_replacement_follow_the_stated_distribution(choice):
     settings, candidates, rng, draws = sampler(**choice), pool(SMALL), np.random.default_rng(2), 3_000
     observed = Counter(tuple(draw(settings, candidates, 3, rng)) for _ in range(draws))
@@ -180,16 +168,6 @@ def test_a_narrow_gaussian_does_not_underflow():
         drawn = draw(settings, candidates, 20, np.random.default_rng(seed))
         distances = [abs(Fraction(question_id.split(":")[0]) - Fraction(1, 2)) for question_id in drawn]
         assert distances == sorted(distances)
-
-
-def test_very_old_questions_are_still_drawn_when_nothing_else_is_left():
-    buffer = ReplayBuffer(RetirementPolicy())
-    for name, newest in (("a", 10), ("b", 100_000)):
-        buffer.record(name, Fraction(1, 2), 0)
-        buffer.store((name, trajectory([step], step)) for step in (0, newest))
-    settings = QuestionSampler(half_life=1.0, weight="question")
-    drawn = settings.sample(buffer.candidates, 2, K, DifficultyBuckets(), np.random.default_rng(0), buffer.newest_step)
-    assert drawn == ["b", "a"]
 
 
 def test_draws_follow_from_the_generators_state_whatever_the_order_in_which_buckets_came_to_be():

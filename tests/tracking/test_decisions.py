@@ -23,12 +23,13 @@ def table(columns: dict[str, list]) -> list[dict]:
 
 
 OPTIONS = {
-    "paper": ["RetirementPolicy.returns_below = 0.8"],
+    "paper": ["RetirementPolicy.revisits_every = 3"],
     "forgetting": [
         "ReplayBuffer.per_question = 2",
         "ReplayBuffer.max_age = 2",
         "RetirementPolicy.at_accuracy = 0.5",
-        "RetirementPolicy.returns_after = 2",
+        "RetirementPolicy.revisits_every = 2",
+        "RetirementPolicy.revisited_share = 1.0",
     ],
     "in place": [
         "ReplayMixer.fresh_beside = 'all'",

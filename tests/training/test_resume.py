@@ -72,7 +72,6 @@ def straight(warm_model, tmp_path_factory) -> dict[str, Path]:
 
 def test_the_runs_cover_what_they_should(straight):
     assert all(row["replay/actual_share"] == 0 for row in timeless(straight["fresh"])[1:])
-    assert timeless(straight["fresh"])[-1]["replay/trajectories"] > 0
     mixed = timeless(straight["mixed"])
     assert sum(row["replay/actual_share"] > 0 for row in mixed[1:]) >= STEPS - 2
     assert sum(row["replay/candidates_scored"] > 0 for row in mixed[1:]) >= STEPS / 2
@@ -132,7 +131,6 @@ OPTIONS = {
     "scored": [
         "TrajectorySelector.by = 'perplexity'",
         "QuestionSampler.partition = 'level'",
-        "DifficultyBuckets.quantiles = (0.333, 0.667)",
         "ReplayMixer.rho = 0.25",
         "ReplayMixer.rho_end = 0.75",
         "ReplayMixer.rho_steps = 8",
@@ -149,10 +147,7 @@ OPTIONS = {
         "ReplayBuffer.per_question = 2",
         "ReplayBuffer.max_age = 3",
         "ReplayBuffer.max_bytes = 3000",
-        "RetirementPolicy.at_accuracy = 0.5",
-        "RetirementPolicy.returns_after = 3",
-        "RetirementPolicy.returns_below = 0.5",
-        "QuestionSampler.half_life = 2.0",
+        "RetirementPolicy.at_accuracy = 0.75",
     ],
     "short": [
         "ReplayMixer.fresh_beside = 1",
@@ -283,9 +278,9 @@ def in_part(steps: list[dict]) -> bool:
 injected, again = in_both_halves("replay/injected"), in_both_halves("rollout/rounds", 1)
 returned, passes = falls("replay/retired"), some("policy/approx_kl")
 ACTS = {  # what shows in the metrics of the resumed run that an option's code has been there
-    "scored": [share_rises, passes, some("replay/cut_high")],
+    "scored": [share_rises, passes],
     "unscored": [some("replay/truncated_share", 0, 1)],
-    "forgetting": [some("replay/evicted"), some("replay/age_max", 2, 4), returned],
+    "forgetting": [some("replay/evicted"), some("replay/age_max", 2, 4), some("replay/retired")],
     "short": [some("replay/actual_share"), some("replay/bucket_unsolved")],
     "in place": [again, some("replay/actual_share")],
     "late": [injected],
