@@ -25,7 +25,7 @@ from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 
 RUNS = {"ExGRPO": ["quickstart.gin"], "on-policy": ["quickstart.gin", "baselines/on_policy.gin"]}
 RARE = {
-    "late injection": ["testbed/quickstart_rare.gin", "ablations/late_injection.gin"],
+    "late injection": ["testbed/quickstart_rare.gin", "recipes/late_injection.gin"],
     "on-policy": ["testbed/quickstart_rare.gin", "baselines/on_policy.gin"],
 }
 OVER_SEEDS = "one seed does not show which method is better: over eight seeds "
