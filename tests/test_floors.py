@@ -11,9 +11,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "exgrpo_orlhf"
 
 # From the top: a room imports what lies on its own floor or below it.
 FLOORS = (
-    {"doctor", "config", "__main__"},
+    {"doctor", "config", "__main__", "study", "explore"},
     {"training"},
-    {"study", "explore"},
     {"evaluation", "models"},
     {"engines"},
     {"sampling"},

@@ -19,8 +19,9 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import numpy as np
@@ -33,7 +34,6 @@ from ..experiment import Experiment
 from ..files import read_text
 from ..models.pretrained import PretrainedModel
 from ..models.supervised_start import SupervisedFile, SupervisedModel
-from ..models.tiny_models import ChainModel, GymModel
 from ..objective import GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from ..questions.fresh import FreshSampler
@@ -54,21 +54,24 @@ from ..settings import (
     TrainSettings,
     Work,
     check_settings,
+    require,
 )
-from ..study.suite import Suite
-from ..tasks.modular_chains import ModularChains
-from ..tasks.reasoning_gym import ReasoningGym
-from ..tasks.word_problems import WordProblems
 from .gin_files import GIN_FOLDER, find, includes, name_of, redact, statements
 
-# Known in gin by their own names; TrainSettings is `train`.
+if TYPE_CHECKING:
+    from ..study.suite import Suite
+
+# Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
+# what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
+_PARTS = entry_points(group="exgrpo_orlhf.gin")
+require("ModularChains" in _PARTS.names, "what is installed is older than this checkout: run pip install -e . again")
 _CLASSES: tuple[type, ...] = (
-    *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking, Suite),
-    *(ModularChains, WordProblems, ReasoningGym, Verifier, Environment),
-    *(QuestionFile, QuestionHub, QuestionMix, LengthFilter),
-    *(PretrainedModel, ChainModel, GymModel, SupervisedModel, SupervisedFile),
+    *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking),
+    *(Verifier, Environment, QuestionFile, QuestionHub, QuestionMix, LengthFilter),
+    *(PretrainedModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
+    *(point.load() for point in _PARTS),
 )
 _TARGETS = {"train" if target is TrainSettings else target.__name__: target for target in _CLASSES}
 log = logging.getLogger(__name__)

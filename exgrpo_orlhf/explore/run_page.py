@@ -21,7 +21,7 @@ from ..questions.special_tokens import response_text
 from ..records import Question
 from ..replay import ReplayBuffer, RetirementPolicy, snapshot
 from ..show.page import page as filled
-from ..tracking.tracker import MlflowTracker
+from ..training.listener import ListenedRun
 from . import buffer_charts
 from .history import KINDS, History, forgotten_by_step, read
 
@@ -36,28 +36,26 @@ class RunPage:
     Only where the run is tracked; elsewhere scripts/explore.py makes the page. It never stops training.
     """
 
-    def __init__(
-        self,
-        run: Path,
-        tracker: MlflowTracker,
-        questions: Sequence[Question],
-        decode: Callable[[npt.NDArray[np.int32]], str],
-    ) -> None:
-        self._run, self._tracker, self._questions, self._decode = run, tracker, questions, decode
+    def __init__(self, run: ListenedRun) -> None:
+        self._run = run
         self._made, self._cost = time.monotonic(), 1.0  # when, and the seconds that it took; a guess before the first
 
-    def refresh(self, buffer: ReplayBuffer, step: int, *, last: bool = False) -> None:
-        """Make the page anew, unless that would take more than `SHARE` of the time since it was made. last: make it.
-        Before the first step there is nothing to show."""
-        began = time.monotonic()
-        if not (step and self._tracker.enabled) or not (last or SHARE * (began - self._made) > self._cost):
+    def saved(self, buffer: ReplayBuffer, step: int) -> None:
+        """Make the page anew, unless that would take more than `SHARE` of the time since it was made."""
+        if SHARE * (time.monotonic() - self._made) > self._cost:
+            self.ended(buffer, step)
+
+    def ended(self, buffer: ReplayBuffer, step: int) -> None:
+        """Make the page. Before the first step there is nothing to show."""
+        run, began = self._run, time.monotonic()
+        if not (step and run.tracker.enabled):
             return
+        path = run.folder / "explore.html"
         try:
-            history = read(self._run, buffer, step, self._questions, self._decode)
-            write(self._run / "explore.html", page(history, run_name(self._run)))
-            self._tracker.artifact(self._run / "explore.html")
+            write(path, page(read(run.folder, buffer, step, run.questions, run.decode), run_name(run.folder)))
+            run.tracker.artifact(path)
         except (OSError, ValueError, RuntimeError) as error:
-            log.warning("%s could not be made: %s", self._run / "explore.html", error)
+            log.warning("%s could not be made: %s", path, error)
         self._made = time.monotonic()
         self._cost = self._made - began
 

@@ -5,10 +5,13 @@ Variants are coloured in order: 8 colours, then the same again dashed, then dott
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..files import write
+from ..paths import run_name
 from ..progress import score_name
 from ..show.charts import LINE, PALETTE, SERIES, WIDTH, Chart, curve, dot, drawing, interval, panel, png, svg, wrapped
 from ..show.tables import plus_minus
@@ -18,6 +21,10 @@ from .curve import AXES, UNITS, logged_curve
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ..replay import ReplayBuffer
+    from ..training.listener import ListenedRun
+
+log = logging.getLogger(__name__)
 PANEL = (370, 282)  # width and height
 MARGIN = 0.04  # of an axis, on either side of what is drawn: whole dots and lines at its ends
 NAMES = {"steps": "steps", "tokens": "generated tokens", "seconds": "training time"}
@@ -190,6 +197,26 @@ def picture(comparisons: Sequence[Comparison]) -> bytes:
             ncols=min(6, most),
         )
         return png(figure)
+
+
+class Curves:
+    """`curves.png` of a run, at its end."""
+
+    def __init__(self, run: ListenedRun) -> None:
+        self._run = run
+
+    def saved(self, buffer: ReplayBuffer, step: int) -> None:
+        """Nothing yet."""
+
+    def ended(self, buffer: ReplayBuffer, step: int) -> None:
+        run = self._run
+        path = run.folder / "curves.png"
+        try:
+            write(path, training_picture({run_name(run.folder): list(run.metrics.rows())}))
+        except (OSError, ValueError, RuntimeError) as error:
+            log.warning("%s could not be drawn: %s", path, error)
+            return
+        run.tracker.artifact(path)
 
 
 def training_picture(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:

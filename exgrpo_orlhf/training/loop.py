@@ -24,8 +24,7 @@ from .. import checkpoints
 from ..engines.engine import Engine, NonFiniteUpdate
 from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
-from ..explore.run_page import RunPage
-from ..files import Files, write
+from ..files import Files
 from ..paths import run_name
 from ..progress import Clock, Progress
 from ..questions.fresh import FreshQuestions
@@ -33,13 +32,13 @@ from ..records import CompletedGroup, Question, RolloutGroup, Trajectory
 from ..replay import Plan, ReplayBuffer, TrajectorySelector, snapshot
 from ..replay.selection import NEWEST
 from ..stopping import Stop
-from ..study import comparison_charts
 from ..tracking.decisions import DecisionLog, ScoredTrajectories, StepRecord
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
 from . import ahead, batch_metrics
 from .ahead import BatchAhead
 from .health import Health
+from .listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class TrainingRun:
     metrics: MetricsLog
     decisions: DecisionLog
     tracker: MlflowTracker
-    page: RunPage
+    listeners: Sequence[Listener]
     fingerprint: str
     prompt: Mapping[str, Any]
     steps: int = 0
@@ -116,8 +115,8 @@ class TrainingRun:
             if self.saved_step != self.steps:
                 self.save()
             status = "KILLED" if stop.signal and self.steps < settings.steps else "FINISHED"
-            self._draw()
-            self.page.refresh(self.buffer, self.steps, last=True)
+            for listener in self.listeners:
+                listener.ended(self.buffer, self.steps)
             for path in filter(Path.exists, (self.metrics.path, self.decisions.rollouts.path)):
                 self.tracker.artifact(path)
         finally:
@@ -341,14 +340,6 @@ class TrainingRun:
 
         checkpoints.save(self.folder, self.steps, self.metrics.identity, fill, self.experiment.settings.keep)
         self.saved_step = self.steps
-        self.page.refresh(self.buffer, self.steps)
+        for listener in self.listeners:
+            listener.saved(self.buffer, self.steps)
         self.tracker.catch_up()
-
-    def _draw(self) -> None:
-        path = self.folder / "curves.png"
-        try:
-            write(path, comparison_charts.training_picture({run_name(self.folder): list(self.metrics.rows())}))
-        except (OSError, ValueError, RuntimeError) as error:  # the run is done and saved: a picture must not fail it
-            log.warning("%s could not be drawn: %s", path, error)
-            return
-        self.tracker.artifact(path)

@@ -13,7 +13,6 @@ from ..engines.engine import MakeEngine, RunSpec
 from ..evaluation.provenance import provenance
 from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
-from ..explore.run_page import RunPage
 from ..files import write
 from ..models.supervised_start import CURVE, copy_curve
 from ..paths import run_name
@@ -24,6 +23,7 @@ from ..tracking.decisions import DecisionLog
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
 from . import ahead
+from .listener import ListenedRun, listeners
 from .load_questions import load_questions
 from .loop import TrainingRun
 
@@ -112,7 +112,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
         metrics,
         decisions,
         tracker,
-        RunPage(folder, tracker, training, engine.decode),
+        listeners(ListenedRun(folder, metrics, tracker, training, engine.decode)),
         fingerprint,
         prompt,
         steps=step,

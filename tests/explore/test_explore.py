@@ -23,6 +23,8 @@ from exgrpo_orlhf.explore.history import KINDS, History, diversity, forgotten_by
 from exgrpo_orlhf.explore.run_page import RunPage, explore, page
 from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+from exgrpo_orlhf.training.listener import ListenedRun
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +216,7 @@ def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
         now[0] += 0.1
         return "text"
 
-    of_run = RunPage(folder, sender, [], costly)
+    of_run = RunPage(ListenedRun(folder, MetricsLog(tmp_path / "metrics.jsonl"), sender, [], costly))
     buffer = ReplayBuffer(RetirementPolicy())
     question = Question.make("synthetic", "How much is it?", "1")
     buffer.record(question.id, Fraction(1, 2), 1)
@@ -224,10 +226,10 @@ def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
     for at in (99, 101, 110, 112, 113):  # the first is made after 100 s, and it takes 0.1 s; so the next after 10 s
         now[0] = float(at)
         (folder / "explore.html").unlink(missing_ok=True)
-        of_run.refresh(buffer, 12)
+        of_run.saved(buffer, 12)
         made.append((folder / "explore.html").exists())
     assert made == [False, True, False, True, False]
-    of_run.refresh(buffer, 12, last=True)
+    of_run.ended(buffer, 12)
     sender.close("FINISHED")
     there = MlflowClient(sqlite).download_artifacts(sender.run_id, "explore.html", str(tmp_path))
     assert Path(there).read_bytes() == (folder / "explore.html").read_bytes()
@@ -235,10 +237,10 @@ def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
 
 def test_a_page_that_cannot_be_made_does_not_stop_training(tmp_path, sqlite, no_tracking_server, caplog):
     sender = tracker(tmp_path, sqlite)
-    page = RunPage(tmp_path, sender, [], str)
-    page.refresh(ReplayBuffer(RetirementPolicy()), 0, last=True)
+    page = RunPage(ListenedRun(tmp_path, MetricsLog(tmp_path / "metrics.jsonl"), sender, [], str))
+    page.ended(ReplayBuffer(RetirementPolicy()), 0)
     assert "explore.html" not in caplog.text, "before the first step there is nothing to show"
-    page.refresh(ReplayBuffer(RetirementPolicy()), 12, last=True)
+    page.ended(ReplayBuffer(RetirementPolicy()), 12)
     assert "explore.html could not be made" in caplog.text
     sender.close("FINISHED")
 
