@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gin
 import numpy as np
@@ -57,9 +57,6 @@ from ..settings import (
     require,
 )
 from .gin_files import GIN_FOLDER, find, includes, name_of, redact, statements
-
-if TYPE_CHECKING:
-    from ..study.suite import Suite
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
 # what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
@@ -103,10 +100,9 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int |
     return experiment
 
 
-def load_suite(file: str | Path) -> Suite:
-    """The suite that a gin file binds. Raises ConfigError."""
-    suite: Suite = _load(lambda _: _make("Suite"), [file], (), None)
-    return suite
+def load_suite(file: str | Path) -> Any:
+    """The `study.suite.Suite` that a gin file binds. Raises ConfigError."""
+    return _load(lambda _: _make("Suite"), [file], (), None)
 
 
 def _load(
