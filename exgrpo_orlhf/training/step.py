@@ -1,0 +1,270 @@
+"""One step of ExGRPO, top to bottom, whichever engine does the work: sample, observe, learn, remember, report.
+
+Follows the paper (arXiv 2510.02245) in what is replayed and how it enters the loss; departs from the official code
+where that departs from the paper or is wrong: accuracy counts fresh rollouts only, a question that falls to 0 is no
+candidate, entropy is the mean over exactly the response tokens, stored token ids are never decoded and encoded again,
+only as many fresh questions are drawn as are trained on, replayed groups generate K−1 responses unless asked for all
+K, one normaliser for the whole optimiser step. See docs/algorithm.md for each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..engines.engine import Engine, NonFiniteUpdate, UpdateStats
+from ..experiment import Experiment
+from ..progress import Clock
+from ..questions.fresh import FreshQuestions
+from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory
+from ..replay import Plan, ReplayBuffer, TrajectorySelector
+from ..replay.dynamic_sampling import SelectedBatch
+from ..replay.selection import NEWEST
+from ..tracking.decisions import DecisionLog, ScoredTrajectories, StepRecord
+from . import ahead, batch_metrics
+from .ahead import BatchAhead
+
+log = logging.getLogger(__name__)
+
+
+class _Sample(NamedTuple):
+    """What a step has sampled: all its graded groups; those that are trained on; by question id the stored trajectory
+    that was chosen, and what it was chosen from."""
+
+    groups: list[RolloutGroup]
+    selected: SelectedBatch
+    chosen: dict[str, Trajectory]
+    scored: dict[str, ScoredTrajectories]
+
+
+class _NextBatch(NamedTuple):
+    """The next step's batch. clock: of its rollouts, where they are made in a thread beside the update"""
+
+    future: Future[BatchAhead]
+    clock: Clock | None
+
+
+@dataclass(eq=False, kw_only=True)
+class Trainer:
+    """Makes steps, and logs their decisions.
+
+    experiment: whose mixer and generators change with every step; folder: of the run
+    steps: that are done; generated_tokens: in them
+    batch_ahead: the next step's batch, where it is generated ahead
+    batch_size: questions of the last batch
+    """
+
+    experiment: Experiment
+    folder: Path
+    engine: Engine
+    fresh: FreshQuestions
+    buffer: ReplayBuffer
+    decisions: DecisionLog
+    steps: int = 0
+    generated_tokens: int = 0
+    batch_ahead: BatchAhead | None = None
+    batch_size: int = 0
+
+    def step(self) -> dict[str, float]:
+        """One step of ExGRPO, in the order of docs/algorithm.md. Returns its metrics. Raises as `run`."""
+        clock, step = Clock(), self.steps + 1
+        self.buffer.advance(step)
+        outdated = self._evict_outdated(step, clock)
+        sample = self._sample(step, clock)
+        next_batch = self._begin_next(step + 1, clock)
+        batch = self._observe(sample, step, clock)
+        stats = self._learn(batch, step, next_batch, clock)
+        stored = self._remember(sample, batch, stats, step, clock)
+        self._await(next_batch, clock)
+        self.generated_tokens += sum(row.length for group in sample.groups for row in group.rollouts)
+        self.steps = step
+        return self._report(sample, batch, stats, {"replay/stored": float(stored), **outdated}, clock)
+
+    def _sample(self, step: int, clock: Clock) -> _Sample:
+        """The step's questions, their graded fresh rollouts, and the stored trajectories that stand beside them."""
+        experiment, buffer = self.experiment, self.buffer
+        mixer, dynamic_sampling = experiment.mixer, experiment.dynamic_sampling
+        plan, new = self.batch_ahead or self._begin(step, clock).result()
+
+        # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
+        # of another score).
+        chosen, scored = self._choose(experiment.selector, plan.stored)
+        clock.lap("score")
+
+        # Late injection: a group without a success gets a stored one. Then groups without a signal are replaced, if
+        # bound, by the rows that would be trained on.
+        late_selector = NEWEST if mixer.injection.late == "newest" else experiment.selector
+        groups: list[RolloutGroup] = []
+        completed: list[CompletedGroup] = []
+        rounds = 0
+        while new:
+            late, late_scored = self._choose(late_selector, mixer.late_stored(new, buffer))
+            clock.lap("inject")
+            chosen, scored = chosen | late, scored | late_scored
+            groups, completed = [*groups, *new], [*completed, *mixer.injection.complete(new, chosen)]
+            rounds += 1
+            replacements = dynamic_sampling.replacements(plan, completed, rounds, self.fresh, buffer)
+            new = self._rollout(replacements, groups, clock) if replacements else []
+        return _Sample(groups, dynamic_sampling.select(plan, completed, rounds), chosen, scored)
+
+    def _begin_next(self, step: int, clock: Clock) -> _NextBatch | None:
+        """One step ahead: the next batch is planned before this one is observed, and generated by the weights that this
+        update is about to change; after the last step too, so that an extended run equals a longer one."""
+        if not self.experiment.settings.generate_ahead:
+            return None
+        thread_clock = Clock() if self.engine.overlaps_update else None
+        return _NextBatch(self._begin(step, clock, thread_clock), thread_clock)
+
+    def _observe(self, sample: _Sample, step: int, clock: Clock) -> MixedBatch:
+        """The latest accuracy counts fresh rollouts only, also of replaced groups; mastered questions retire. Then
+        A = r − mean(r) over the whole group, the stored success included."""
+        experiment = self.experiment
+        mixer, verifier = experiment.mixer, experiment.verifier
+        mixer.share.observe(sample.groups, step + experiment.settings.generate_ahead)
+        self.fresh.observe(sample.groups, step)
+        if mixer.collecting:
+            self.buffer.observe(sample.groups, step)
+        penalty = lambda tokens: verifier.overlong_penalty(tokens, experiment.sampling.max_response_tokens)
+        weights = verifier.weights if experiment.advantages.of_each_reward else {}
+        batch = mixer.assemble(sample.selected.groups, experiment.advantages, penalty, weights)
+        batch = experiment.dynamic_sampling.masked(batch)
+        clock.lap("assemble")
+        return batch
+
+    def _learn(self, batch: MixedBatch, step: int, next_batch: _NextBatch | None, clock: Clock) -> UpdateStats:
+        """One loss over fresh and replayed rows."""
+        try:
+            stats = self.engine.update(batch, self.experiment.loss)
+        except NonFiniteUpdate as error:
+            path = self.folder / f"failed-step-{step}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in error.dump), encoding="utf-8")
+            raise NonFiniteUpdate(f"step {step}: {error}; its rows are in {path}", error.dump) from error
+        except Exception:
+            # One of the two is often the cause of the other.
+            if next_batch and next_batch.future.done() and (failure := next_batch.future.exception()):
+                log.error("the batch that was generated beside this update failed too: %s", failure)
+            raise
+        clock.lap("update")
+        return stats
+
+    def _remember(self, sample: _Sample, batch: MixedBatch, stats: UpdateStats, step: int, clock: Clock) -> int:
+        """Correct fresh rollouts become experience, with the log-probs of the policy that sampled them; the decisions
+        are logged. Returns how many are stored."""
+        mixer, buffer = self.experiment.mixer, self.buffer
+        experience = mixer.collect(batch, stats.behaviour_logprobs, step)
+        stored = buffer.store(experience)
+        clock.lap("store")
+        record = StepRecord(
+            step=step,
+            sampled=sample.groups,
+            batch=batch,
+            scored=sample.scored,
+            entropies=stats.entropies,
+            policy=stats.policy_logprobs,
+            behaviour=stats.behaviour_logprobs,
+            stored=experience,
+            retired=buffer.retired,
+            changes=buffer.changes,
+            buckets=buffer.bucket_sizes(mixer.buckets),
+        )
+        self.decisions.append(record, self.engine.decode)
+        clock.lap("log")
+        return stored
+
+    def _await(self, next_batch: _NextBatch | None, clock: Clock) -> None:
+        """Wait for the batch that was generated beside the update, and give its sampler the new weights."""
+        if next_batch is None:
+            return
+        self.batch_ahead = next_batch.future.result()
+        clock.lap("wait")
+        self.engine.sync()
+        clock.lap("sync")
+        if next_batch.clock:
+            clock.add(next_batch.clock)
+
+    def _report(
+        self, sample: _Sample, batch: MixedBatch, stats: UpdateStats, of_buffer: Mapping[str, float], clock: Clock
+    ) -> dict[str, float]:
+        """The metrics of the step, from those who own them; without replay's where nothing is ever replayed."""
+        experiment = self.experiment
+        mixer = experiment.mixer
+        metrics = {
+            **sample.selected.metrics(),
+            **sample.selected.plan.metrics(),
+            **mixer.metrics(batch.groups, sample.chosen),
+            **self.buffer.metrics(mixer.buckets),
+            **batch_metrics.of_batch(batch, self.steps, stats.entropies),
+            **experiment.loss.replayed_metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs),
+            **stats.metrics,
+            **self.fresh.metrics(),
+            **experiment.verifier.metrics(sample.groups, experiment.sampling.max_response_tokens),
+            "replay/candidates_scored": float(sum(len(candidates.measured) for candidates in sample.scored.values())),
+            **of_buffer,
+            "cost/generated_tokens": self.generated_tokens,
+            **clock.times(),
+        }
+        return {name: value for name, value in metrics.items() if mixer.replays or not name.startswith("replay/")}
+
+    def _evict_outdated(self, step: int, clock: Clock) -> dict[str, float]:
+        """Where Environment.recheck_every is due: stored episodes that the environment would answer otherwise go."""
+        every, buffer = self.experiment.environment.recheck_every, self.buffer
+        if every is None or step % every:
+            return {}
+        stored = [(id_, entry) for id_, record in buffer.records.items() for entry in record.stored]
+        differ = self.engine.outdated([(self.fresh.question(id_), entry.trajectory) for id_, entry in stored])
+        for (id_, candidate), differs in zip(stored, differ, strict=True):
+            if differs:
+                buffer.evict(id_, candidate.key)
+        clock.lap("recheck")
+        return {"replay/outdated": float(sum(differ))}
+
+    def _begin(self, step: int, clock: Clock, thread_clock: Clock | None = None) -> Future[BatchAhead]:
+        """A step's questions: (1−ρ)·B fresh ones, ρ·B replayed ones with p ∝ N(accuracy; μ, σ), no question twice. And
+        K fresh rollouts of each, or as many as are asked for around a stored one.
+
+        thread_clock: clock of the rollouts where they are made in a thread, beside the update
+        """
+        plan = self.experiment.mixer.plan(self.fresh, self.buffer, step, self.engine.whole_batches)
+        planned = self.experiment.mixer.questions_per_step
+        if plan.questions < planned and plan.questions != self.batch_size:
+            log.warning(
+                "step %d: a batch of %d questions instead of %d: no more are left to draw without repeating one",
+                *(step, plan.questions, planned),
+            )
+        self.batch_size = plan.questions
+        clock.lap("plan")
+        sample = lambda: BatchAhead(plan, self._rollout(plan, [], thread_clock or clock))
+        return ahead.start(sample, in_thread=thread_clock is not None)
+
+    def _choose(
+        self, selector: TrajectorySelector, stored: Mapping[Question, Sequence[Trajectory]]
+    ) -> tuple[dict[str, Trajectory], dict[str, ScoredTrajectories]]:
+        """One stored trajectory of each question, and what it was chosen from, by question id."""
+        scores = self.engine.score(selector.to_score(stored))
+        records = {question.id: self.buffer.records.get(question.id) for question in stored}
+        accuracies = {id_: float(record.accuracy) for id_, record in records.items() if record}
+        chosen = selector.choose(stored, scores, self.experiment.mixer.rng, accuracies, self.steps + 1)
+        return chosen, {
+            question.id: ScoredTrajectories(trajectories, scores.get(question, ()))
+            for question, trajectories in stored.items()
+        }
+
+    def _rollout(self, plan: Plan, graded: list[RolloutGroup], clock: Clock) -> list[RolloutGroup]:
+        """Sample and grade a plan's questions; OpenRLHF's groups while it is still generating others. With
+        train.generate_ahead they get the log-probs of the policy that sampled them. graded: the step's groups so far"""
+        engine, verifier = self.engine, self.experiment.verifier
+        with closing(clock.timed("rollout", engine.rollout(plan, self.experiment.mixer.group_size))) as rollouts:
+            groups = plan.in_order(
+                verifier.grade_groups(rollouts, engine.written, graded, (self.steps, self.experiment.settings.steps))
+            )
+        clock.lap("grade")
+        if self.experiment.settings.generate_ahead:
+            groups = ahead.sampled_by(groups, engine.behaviour_logprobs(groups), self.steps + 1)
+            clock.lap("behaviour")
+        return groups
