@@ -176,7 +176,7 @@ class TrainingRun:
             stats = engine.update(batch, experiment.loss)
         except NonFiniteUpdate as error:
             path = self.folder / f"failed-step-{step}.jsonl"
-            path.write_text("".join(json.dumps(row) + "\n" for row in error.dump), encoding="utf-8")
+            write(path, "".join(json.dumps(row) + "\n" for row in error.dump))
             raise NonFiniteUpdate(f"step {step}: {error}; its rows are in {path}", error.dump) from error
         except Exception:
             # One of the two is often the cause of the other.
