@@ -120,7 +120,8 @@ class Engine(ABC):
         not be those of the saved model, which whoever serves it does not mask."""
         group = []
         for rollout in rollouts:
-            if unknown := sorted({*rollout.token_ids.tolist()} - self._token_ids):
+            others = {*rollout.token_ids.tolist()} - self._token_ids  # a vocabulary has only one id of a text
+            if unknown := sorted(token for token in others if not self.tokenizer.decode([token])):
                 log.warning("not graded: the tokenizer has no tokens %s; question %s", unknown, question.id)
                 rollout = replace(rollout, grade=Grade("error", None))
             group.append(rollout)

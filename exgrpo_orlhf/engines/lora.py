@@ -12,6 +12,7 @@ import copy
 import hashlib
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -240,7 +241,8 @@ def merge(folder: Path, directory: Path) -> Path:
         origin = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
         if origin and origin["weights"] != content[0]:
             raise AdapterError(f"{folder} was trained on other weights than {base} has now: give it that model again")
-        merged = _merged(folder, base)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # of peft, on what is checked here
+            merged = _merged(folder, base)
         with cache.making(target) as unfinished:
             weights.save(merged, unfinished)
             tokenizer_file.save(tokenizer, unfinished)
@@ -250,9 +252,8 @@ def merge(folder: Path, directory: Path) -> Path:
         raise
     except Exception as error:  # of transformers, peft and safetensors, of any kind for files that are not theirs
         message = " ".join(str(error).split())[:300]
-        if layers:
-            message = f"the adapter repeats layers of it, layer_replication = {layers}: {message}"
-        raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({message})") from error
+        why = f"the adapter repeats layers of it, layer_replication = {layers}: " if layers else ""
+        raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({why}{message})") from error
     return target
 
 
@@ -294,7 +295,7 @@ def _merged(folder: Path, base: str) -> Any:
 
     loading: Any = transformers.AutoModelForCausalLM
     model = loading.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
-    tied = len({id(end.weight) for end in (model.get_input_embeddings(), model.get_output_embeddings())}) == 1
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     wrapped = peft.PeftModel.from_pretrained(model, folder)
     _require_complete(wrapped, folder, base)
     # What an adapter does beside the embedding alone must not be merged into the output layer that is tied to it.
@@ -307,8 +308,7 @@ def _merged(folder: Path, base: str) -> Any:
     if not tied:
         return merged
     embedding, head, config = merged.get_input_embeddings(), merged.get_output_embeddings(), merged.config
-    equal = torch.equal(embedding.weight, head.weight)
-    if equal:
+    if equal := torch.equal(embedding.weight, head.weight):
         head.weight = embedding.weight
     elif config.get_text_config().model_type.startswith(_TIED_IN_VLLM):
         raise AdapterError(

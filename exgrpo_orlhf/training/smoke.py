@@ -23,7 +23,6 @@ from .. import tokenizer_file
 from ..engines.engine import MakeEngine, RunSpec
 from ..engines.openrlhf.flags import divisible_questions
 from ..experiment import Experiment, Outcome
-from ..files import write_json
 from ..progress import duration, evaluations_left
 from ..questions.prompts import PromptEncoder
 from ..redaction import without_password
@@ -75,7 +74,7 @@ def trial(spec: RunSpec, make_engine: MakeEngine, stop: Stop) -> Outcome:
         "cuda": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     }
-    write_json(spec.run / _REPORT, report)
+    (spec.run / _REPORT).write_text(json.dumps(report), encoding="utf-8")
     run.tracker.close("FINISHED")
     return Outcome(run.steps, run.steps, stop.signal)
 
