@@ -258,8 +258,7 @@ def merge(folder: Path, directory: Path) -> Path:
 
 
 def _base_of(folder: Path) -> tuple[str, Any]:
-    """An adapter's base model, as its settings name it, and which layers of it the adapter repeats. Raises
-    AdapterError."""
+    """An adapter's base model, and the layers of it that the adapter repeats. Raises AdapterError."""
     try:
         about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         base, revision = about.get("base_model_name_or_path"), about.get("revision") or "main"
@@ -276,8 +275,7 @@ def _base_of(folder: Path) -> tuple[str, Any]:
 
 
 def _content(folder: Path, base: str, tokenizer: Any) -> list[str]:
-    """Hashes of all that a merged model is made of; the first is that of the base model's weights, which a commit or a
-    date need not tell apart."""
+    """Hashes of all that a merged model is made of; the first is that of the base model's weights."""
     from transformers.utils.hub import cached_file
 
     names = ("config.json", "generation_config.json")
