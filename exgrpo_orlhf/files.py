@@ -18,6 +18,17 @@ THREADS = 8  # files that are hashed at a time
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within this context an OSError without a path, as a full disk gives one, gets this path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path in the same folder to write to. At the end of the block that file is synced and takes the name `path`.
 
@@ -26,7 +37,8 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".unfinished-{path.name}")
     try:
-        yield partial
+        with naming(path):
+            yield partial
         sync(partial)
         os.replace(partial, path)
     except BaseException:
@@ -51,7 +63,8 @@ def write(path: Path, content: str | bytes) -> None:
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", errors="xmlcharrefreplace")
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
+        with naming(path):
+            path.write_bytes(data)
         return
     with replacing(path.resolve()) as partial:
         partial.write_bytes(data)
@@ -66,7 +79,8 @@ def sync(path: Path) -> None:
     """Put a file, or a folder's entries, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from .files import sync
+from .files import naming, sync
 
 log = logging.getLogger(__name__)
 
@@ -70,17 +70,15 @@ class JsonLines:
             raise ValueError(f"{self.path} ends in an incomplete line; call cut_back with the checkpoint's step first")
         lines = [self.line(row) for row in rows]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab", buffering=0) as file:
+        with naming(self.path), self.path.open("ab", buffering=0) as file:
             if file.tell() != self.ends[-1]:
                 raise ValueError(f"{self.path} was changed by another program; two runs in one folder?")
             rest = memoryview(b"".join(lines))
             try:
                 while rest:
                     rest = rest[file.write(rest) :]
-            except BaseException as error:
+            except BaseException:
                 file.truncate(self.ends[-1])
-                if isinstance(error, OSError):
-                    raise OSError(error.errno, error.strerror, str(self.path)) from error
                 raise
         self.ends += list(accumulate(map(len, lines), initial=self.ends[-1]))[1:]
         self.keys += keys

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +22,7 @@ from ..files import Files
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_text
-from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ..records import Grade, Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan
 from ..rewards import Written
 from ..sampling import Request, Sampler, StepSeed
@@ -28,6 +30,7 @@ from ..settings import Sampling
 from ..stopping import Stop
 from .rows import ForwardRow
 
+log = logging.getLogger(__name__)
 LogProbs = npt.NDArray[np.float32]
 
 
@@ -99,8 +102,8 @@ class Engine(ABC):
             for position, rollout in chain.from_iterable(episodes):
                 rollouts[i := owners[position]][position] = rollout
                 if len(rollouts[i]) == counts[i]:
-                    in_order = tuple(response for _, response in sorted(rollouts[i].items(), key=itemgetter(0)))
-                    yield RolloutGroup(questions[i], in_order, planned_replay=i >= len(plan.fresh))
+                    in_order = [response for _, response in sorted(rollouts[i].items(), key=itemgetter(0))]
+                    yield self._group(questions[i], in_order, planned_replay=i >= len(plan.fresh))
             return
         seed = StepSeed(self.seed, plan.step, plan.round)
         requests = [
@@ -109,7 +112,24 @@ class Engine(ABC):
         ]
         with closing(self.sampler.sample(requests)) as portions:  # a caller that stops early cancels the other requests
             for i, group in chain.from_iterable(portions):
-                yield RolloutGroup(questions[i], tuple(group), planned_replay=i >= len(plan.fresh))
+                yield self._group(questions[i], group, planned_replay=i >= len(plan.fresh))
+
+    def _group(self, question: Question, rollouts: Sequence[Rollout], planned_replay: bool) -> RolloutGroup:
+        """A rollout with a token that the tokenizer does not have, of the rows that pad an embedding, is ungradable: no
+        grader sees that token. Masked wherever tokens are sampled and in the update's softmax, the log-probs would
+        not be those of the saved model, which whoever serves it does not mask."""
+        group = []
+        for rollout in rollouts:
+            others = {*rollout.token_ids.tolist()} - self._token_ids  # a vocabulary has only one id of a text
+            if unknown := sorted(token for token in others if not self.tokenizer.decode([token])):
+                log.warning("not graded: the tokenizer has no tokens %s; question %s", unknown, question.id)
+                rollout = replace(rollout, grade=Grade("error", None))
+            group.append(rollout)
+        return RolloutGroup(question, tuple(group), planned_replay)
+
+    @cached_property
+    def _token_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.get_vocab().values())
 
     def generate_for(
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float

@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 FOLDER = "adapter"  # of a checkpoint
 CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
-FORMAT = 2  # of merged adapters in the cache; raise it when the same adapter would give another folder
+FORMAT = 3  # of merged adapters in the cache; raise it when the same adapter would give another folder
+# Of vLLM 0.29: these compute logits with the embedding, whatever config.json and the files have.
+_TIED_IN_VLLM = ("cohere", "gemma2", "gemma3n", "lfm2", "zamba2")
 _NAME = "default"  # peft's name of a model's only adapter
 
 
@@ -215,13 +219,46 @@ def is_adapter(folder: Path) -> bool:
 
 def merge(folder: Path, directory: Path) -> Path:
     """The folder in the cache `directory` with an adapter merged into its base model, in float32, and the tokenizer;
-    made first unless it is there.
+    made first unless it is there, of exactly these files of both.
 
     folder: as peft writes it, of any kind of adapter that peft can merge; the tokenizer may be in it
     Raises AdapterError.
     """
-    import peft
+    base, layers = _base_of(folder)
+    # The adapter's own tokenizer, or that of the checkpoint around it, which has the chat template of its training.
+    places = [folder, *([folder.parent] if folder.name == FOLDER else [])]
+    source = next((place for place in places if any(place.glob("tokenizer*"))), None)
+    try:
+        base = weights.locate(base)
+        tokenizer = tokenizer_file.load(source or base)
+        content = _content(folder, base, tokenizer)
+        name = hashlib.sha256(json.dumps([base, *content]).encode()).hexdigest()[:16]
+        target = directory / f"merged-{name}-{FORMAT}"
+        if cache.has(target):
+            return target
+        manifest.verify_model(folder.parent, folder.name)
+        weights.check_model_files(base, tokenizer)
+        origin = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
+        if origin and origin["weights"] != content[0]:
+            raise AdapterError(f"{folder} was trained on other weights than {base} has now: give it that model again")
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # of peft, on what is checked here
+            merged = _merged(folder, base)
+        with cache.making(target) as unfinished:
+            weights.save(merged, unfinished)
+            tokenizer_file.save(tokenizer, unfinished)
+            if weights.fingerprint(base) != content[0]:
+                raise AdapterError(f"{base} was changed while {folder} was merged into it: start again")
+    except (AdapterError, cache.CacheError):
+        raise
+    except Exception as error:  # of transformers, peft and safetensors, of any kind for files that are not theirs
+        message = " ".join(str(error).split())[:300]
+        why = f"the adapter repeats layers of it, layer_replication = {layers}: " if layers else ""
+        raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({why}{message})") from error
+    return target
 
+
+def _base_of(folder: Path) -> tuple[str, Any]:
+    """An adapter's base model, and the layers of it that the adapter repeats. Raises AdapterError."""
     try:
         about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         base, revision = about.get("base_model_name_or_path"), about.get("revision") or "main"
@@ -234,37 +271,47 @@ def merge(folder: Path, directory: Path) -> Path:
             f"{folder / CONFIG}: the base model is revision {revision!r} of {base}; download that one (hf download "
             "--revision), and put its folder into base_model_name_or_path"
         )
-    content = [f"{path.name} {files.sha256(path)}" for path in sorted(folder.iterdir()) if path.is_file()]
-    replaceable = sorted(path for path in Path(base).glob("*") if path.is_file())  # of a base model in a folder
-    content += [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in replaceable]
-    # The adapter's own tokenizer, or that of the checkpoint around it, which has the chat template of its training.
-    places = [folder, *([folder.parent] if folder.name == FOLDER else [])]
-    source = next((place for place in places if any(place.glob("tokenizer*"))), None)
-    beside = [*source.glob("tokenizer*"), *source.glob("chat_template*")] if source else []
-    content += [files.sha256(path) for path in sorted(beside) if path.is_file()]
-    name = hashlib.sha256(json.dumps([str(base), *content]).encode()).hexdigest()[:16]
-    target = directory / f"merged-{name}-{FORMAT}"
-    if cache.has(target):
-        return target
-    try:
-        manifest.verify_model(folder.parent, folder.name)
-        base = weights.locate(base)
-        tokenizer = tokenizer_file.load(source or base)
-        weights.check_model_files(base, tokenizer)
-        origin = json.loads((folder / BASE).read_text(encoding="utf-8")) if (folder / BASE).is_file() else None
-        if origin and origin["weights"] != weights.fingerprint(base):
-            raise AdapterError(f"{folder} was trained on other weights than {base} has now: give it that model again")
-        loading: Any = transformers.AutoModelForCausalLM
-        model = loading.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
-        wrapped = peft.PeftModel.from_pretrained(model, folder)
-        _require_complete(wrapped, folder, base)
-        merged: Any = wrapped.merge_and_unload(safe_merge=True)
-    except AdapterError:
-        raise
-    except Exception as error:  # of transformers, peft and safetensors, of any kind for files that are not theirs
-        message = " ".join(str(error).split())[:300]
-        raise AdapterError(f"{folder}: it cannot be merged into its base model {base} ({message})") from error
-    with cache.making(target) as unfinished:
-        weights.save(merged, unfinished)
-        tokenizer_file.save(tokenizer, unfinished)
-    return target
+    return base, about.get("layer_replication")
+
+
+def _content(folder: Path, base: str, tokenizer: Any) -> list[str]:
+    """Hashes of all that a merged model is made of; the first is that of the base model's weights."""
+    from transformers.utils.hub import cached_file
+
+    names = ("config.json", "generation_config.json")
+    of_base = [cached_file(base, name, _raise_exceptions_for_missing_entries=False) for name in names]
+    with tempfile.TemporaryDirectory() as saved:
+        tokenizer_file.save(tokenizer, Path(saved))
+        paths = [*folder.iterdir(), *Path(saved).rglob("*"), *(Path(path) for path in of_base if path)]
+        hashes = sorted(f"{path.name} {files.sha256(path)}" for path in paths if path.is_file())
+    return [weights.fingerprint(base), *hashes]
+
+
+def _merged(folder: Path, base: str) -> Any:
+    """The base model with the adapter merged into it. Raises AdapterError, and what peft and transformers raise."""
+    import peft
+
+    loading: Any = transformers.AutoModelForCausalLM
+    model = loading.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    wrapped = peft.PeftModel.from_pretrained(model, folder)
+    _require_complete(wrapped, folder, base)
+    # What an adapter does beside the embedding alone must not be merged into the output layer that is tied to it.
+    owners: dict[int, Any] = {}
+    for module in wrapped.modules():
+        for name, weight in [*module.named_parameters(recurse=False)]:
+            if owners.setdefault(id(weight), module) is not module:
+                setattr(module, name, torch.nn.Parameter(weight.detach().clone(), requires_grad=False))
+    merged: Any = wrapped.merge_and_unload(safe_merge=True)
+    if not tied:
+        return merged
+    embedding, head, config = merged.get_input_embeddings(), merged.get_output_embeddings(), merged.config
+    if equal := torch.equal(embedding.weight, head.weight):
+        head.weight = embedding.weight
+    elif config.get_text_config().model_type.startswith(_TIED_IN_VLLM):
+        raise AdapterError(
+            f"{folder}: {base} ties the embedding and the output layer. With this adapter they differ, which vLLM "
+            "cannot compute for this architecture: train an adapter without embed_tokens and lm_head"
+        )
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = equal
+    return merged

@@ -16,6 +16,7 @@ from statistics import median
 
 from .. import checkpoints
 from ..experiment import Experiment
+from ..files import write_json
 from ..progress import evaluations_left, score_name
 from ..redaction import without_password
 from ..settings import ConfigError
@@ -73,7 +74,7 @@ class StudyRun:
         if status is None:
             path.unlink(missing_ok=True)
         else:
-            path.write_text(json.dumps({"status": status, "identity": self.identity}) + "\n", encoding="utf-8")
+            write_json(path, {"status": status, "identity": self.identity})
 
     def log_tail(self) -> str:
         try:

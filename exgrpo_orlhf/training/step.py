@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ..engines.engine import Engine, NonFiniteUpdate, UpdateStats
 from ..experiment import Experiment
+from ..files import write
 from ..progress import Clock
 from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory
@@ -143,7 +144,7 @@ class Trainer:
             stats = self.engine.update(batch, self.experiment.loss)
         except NonFiniteUpdate as error:
             path = self.folder / f"failed-step-{step}.jsonl"
-            path.write_text("".join(json.dumps(row) + "\n" for row in error.dump), encoding="utf-8")
+            write(path, "".join(json.dumps(row) + "\n" for row in error.dump))
             raise NonFiniteUpdate(f"step {step}: {error}; its rows are in {path}", error.dump) from error
         except Exception:
             # One of the two is often the cause of the other.

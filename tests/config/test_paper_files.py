@@ -57,6 +57,14 @@ def test_a_local_layout_behind_it_replaces_its_layout(layout):
     assert experiment.openrlhf is None
 
 
+def test_the_layout_of_a_cpu_leaves_nothing_of_a_gpus():
+    """A CPU with a GPU's micro batches is slow and may run out of memory."""
+    alone, behind = (
+        config.load(["toy.gin", *more, "engines/local_cpu.gin"]) for more in ([], ["engines/local_gpu.gin"])
+    )
+    assert behind.local == alone.local
+
+
 @pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
 def test_on_policy_behind_it_is_the_baseline(file):
     ours, theirs = (config.load([file, *more]).params for more in ([], ["baselines/on_policy.gin"]))

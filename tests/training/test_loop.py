@@ -9,24 +9,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_builders import saved_model
 from full_disk import full_disk
 from mlflow.tracking import MlflowClient
 from run_builders import ROOT, rows, set_words, small_bindings, timeless
 from run_builders import train_small as go
 from step_builders import decide_verdicts
 from tracking_builders import tracked_runs
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import RunFolderError, UnusableCheckpoint, claim
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.evaluation.validation import Validation
+from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.replay.snapshot import SnapshotError
 from exgrpo_orlhf.rewards import GradingError
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.run import train
 
+CALCULATOR = ROOT / "exgrpo_orlhf" / "environments" / "chain_calculator.py"
 UNEVALUATED = "train.eval_every = None"
 
 
@@ -120,6 +124,30 @@ def test_every_ablation_trains(name, warm_model, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("episodes", [False, True])
+def test_a_rollout_with_a_token_that_the_tokenizer_does_not_have_is_ungradable_and_never_stored(
+    episodes, warm_model, tmp_path, caplog
+):
+    """A row that pads the embedding is sampled in place of every second end token. A grader does not see it."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(warm_model), AutoTokenizer.from_pretrained(warm_model)
+    unknown = len(tokenizer)
+    embedding = model.resize_token_embeddings(unknown + 1, mean_resizing=False).weight.data
+    embedding[unknown] = embedding[tokenizer.eos_token_id]
+    padded = saved_model(model, warm_model, tmp_path / "model")
+    more = ["Verifier.max_failed_share = 1.0", UNEVALUATED, "train.steps = 3", "train.group_size = 8"]
+    if episodes:
+        more += [f"Environment.path = {str(CALCULATOR)!r}", "Environment.stop = ('=',)", "Environment.timeout = 60.0"]
+    go(padded, run := tmp_path / "run", *more)
+    written, buffer = rows(run)[1:], ReplayBuffer(RetirementPolicy())
+    assert all(0 < row["reward/error_share"] < 1 for row in written)
+    assert f"not graded: the tokenizer has no tokens [{unknown}]; question " in caplog.text
+    folder = run / "checkpoint-3" / "replay"
+    snapshot.load(folder, buffer, snapshot.fingerprint(folder))
+    stored = [entry.trajectory for record in buffer.records.values() for entry in record.stored]
+    assert len(stored) > 3
+    assert all(int(one.token_ids.max()) < unknown for one in stored)
+
+
 def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
     """Replay begins with the first step, on stored trajectories whose ages go on from the other run's."""
     go(warm_model, tmp_path / "first", "train.steps = 6", "RetirementPolicy.at_accuracy = None", UNEVALUATED)
