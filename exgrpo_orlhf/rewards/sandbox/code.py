@@ -25,16 +25,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ...questions.thoughts import BEHIND, TAG, tag_of
 from ...records import Grade
 from ..answer import Answer, Grader
-from ..text.extraction import CHAT_TOKEN, THINK
+from ..text.extraction import CHAT_TOKEN
 from . import sandbox
 from .calls import TOLERANCE, Call, all_pass, read_assertions, read_json_call
 
 _MARK = re.compile(
     # A fence may follow a tag or a chat token, and the text after it ends where a tag begins.
-    r"(?:^|(?<=</think>)|(?<=</thinking>)|(?<=<answer>)|(?<=[|｜]>))"
-    rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<]*)|(?P<thought>{THINK.pattern})",
+    rf"(?:^|{BEHIND}|(?<=<answer>))"
+    rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<\[◁]*)|(?P<thought>{TAG.pattern})",
     re.MULTILINE | re.IGNORECASE,
 )
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d{1,4})?", re.ASCII)
@@ -97,18 +98,19 @@ def last_program(response: str) -> str | None:
     text = re.sub("[\ud800-\udfff]", "", response).lstrip("\ufeff\u200b")
     blocks: list[tuple[str, str]] = []  # tag and content
     earlier: list[tuple[str, str]] = []  # before a thought; they count if no block follows it
-    thinking = False
+    thinking = -1  # the family of the thought's tags, as `tag_of` has it
     opened: re.Match[str] | None = None
     marks = [*_MARK.finditer(text)]
     fences = [mark for mark in marks if mark["fence"]]
     for mark in marks:
         if mark["thought"]:
-            if opened is not None and not _ends_draft(text, mark, opened, fences, thinking):
+            family, ends = tag_of(mark)
+            if thinking not in (-1, family) or (opened and not _ends_draft(text, mark, opened, fences, thinking >= 0)):
                 continue
-            opened, ends = None, mark["thought"].startswith("</")
-            if ends or not thinking:
+            opened = None
+            if ends or thinking < 0:
                 earlier, blocks = (earlier if ends else blocks or earlier), []
-            thinking = not ends
+            thinking = -1 if ends else family
         elif opened is None:
             if "`" not in mark["info"] or mark["fence"][0] == "~":  # ```print(1)``` opens no block
                 opened = mark
@@ -118,7 +120,7 @@ def last_program(response: str) -> str | None:
             opened = None
     if opened is not None:
         blocks.append((_tag(opened), _without_last_tokens(text[opened.end() :])))
-    blocks = [(tag, content) for tag, content in ([] if thinking else blocks) or earlier if content.strip()]
+    blocks = [(tag, content) for tag, content in ([] if thinking >= 0 else blocks) or earlier if content.strip()]
     programs = [body for tag, body in blocks if tag in _PYTHON] or [body for tag, body in blocks if not tag]
     if not programs:
         return None
@@ -140,7 +142,7 @@ def _ends_draft(
     text: str, tag: re.Match[str], opened: re.Match[str], fences: list[re.Match[str]], thinking: bool
 ) -> bool:
     """Whether a </think> inside a block ends a thought that left the block open, and is not part of the program."""
-    if not tag["thought"].startswith("</"):
+    if not tag_of(tag)[1]:
         return False
     if thinking and not text[text.rfind("\n", 0, tag.start()) + 1 : tag.start()].strip():
         return True
