@@ -284,7 +284,7 @@ def _question(row: dict[str, Any], group: int = 0) -> Any:
 
 def _written(question: Any, response: str, tags: Any) -> Any:
     """tags: as Prompts.thought_tags"""
-    from exgrpo_orlhf.questions.prompts import opens_thought
+    from exgrpo_orlhf.questions.thoughts import opens_thought
     from exgrpo_orlhf.rewards import Written
 
     text, turns = (question.prompt, ()) if isinstance(question.prompt, str) else ("", question.prompt)

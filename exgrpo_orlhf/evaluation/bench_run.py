@@ -15,7 +15,7 @@ from ..checkpoints import claim
 from ..files import write_json
 from ..json_lines import JsonLines
 from ..progress import duration
-from ..questions.prompts import opens_thought
+from ..questions.thoughts import opens_thought
 from ..records import Question
 from ..rewards import Verifier, Written
 from ..sampling import EngineLost, Request, Sampler

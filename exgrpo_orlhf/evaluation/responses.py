@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..environments.playing import Player, written
-from ..questions.prompts import opens_thought
 from ..questions.special_tokens import response_text
-from ..questions.thoughts import Tags
+from ..questions.thoughts import Tags, opens_thought
 from ..records import Grade, Question, Rollout
 from ..rewards import Written
 from ..sampling import EngineLost, Request, Sampler, ServedRollout
@@ -47,7 +46,7 @@ class Response:
             return cls(request, rollout.text, rollout.tokens, rollout.finish, as_written, rollout.prompt_tokens)
         text = response_text(tokenizer, rollout.token_ids.tolist(), *tags)
         prompt = lambda: (request.prompt, request.prompt_ids)
-        as_written = written(rollout, prompt, in_thought, tokenizer, player and player.environment, tags)
+        as_written = written(rollout, prompt, in_thought, tokenizer, player.environment if player else None, tags)
         return cls(request, text, rollout.length, rollout.finish, as_written, grade=rollout.grade)
 
 

@@ -22,7 +22,7 @@ from ..settings import Constraint, Count, check_settings, require
 from ..weights import first_line
 from .special_tokens import SpecialTokens
 from .templates import TEMPLATES, Template, take_chat_template, template_kwargs
-from .thoughts import Tags, in_known_tags, opening, outside
+from .thoughts import Tags, opening, opens_thought
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -343,14 +343,6 @@ class PromptEncoder:
             system, turns = self.settings.system, turns[has_system:]
             return [("system", system), *turns] if system else turns
         return turns if has_system or self._template.system is None else [("system", self._template.system), *turns]
-
-
-def opens_thought(prompt: str, turns: Sequence[Message] = (), own: Tags = ()) -> bool:
-    """Whether a response begins inside a thought: its prompt ends in an opening tag, or in a turn of the assistant (the
-    last of `turns`) with a thought that is not closed. own: as Prompts.thought_tags"""
-    if turns and turns[-1][0] == "assistant":
-        return outside(in_known_tags(turns[-1][1], own))[1]
-    return bool(opening(prompt, own))
 
 
 def _messages(question: Question) -> list[Message]:

@@ -7,6 +7,9 @@ thought that began with the text.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+from ..records import Message
 
 Tags = tuple[str, ...]  # as Prompts.thought_tags: a user's own opening and closing tag, or none
 
@@ -61,6 +64,14 @@ def opening(prompt: str, own: Tags = ()) -> str:
     if own and text.endswith(own[0]):
         return own[0]
     return next((tag[0] for tag in TAG.finditer(text) if tag.end() == len(text) and not tag_of(tag)[1]), "")
+
+
+def opens_thought(prompt: str, turns: Sequence[Message] = (), own: Tags = ()) -> bool:
+    """Whether a response begins inside a thought: its prompt ends in an opening tag, or in a turn of the assistant (the
+    last of `turns`) with a thought that is not closed. own: as Prompts.thought_tags"""
+    if turns and turns[-1][0] == "assistant":
+        return outside(in_known_tags(turns[-1][1], own))[1]
+    return bool(opening(prompt, own))
 
 
 def in_known_tags(text: str, own: Tags = ()) -> str:
