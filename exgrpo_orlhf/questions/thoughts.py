@@ -27,7 +27,7 @@ _FAMILIES = (  # the first character, how an opening tag goes on, and a closing 
     ("<", r"\|channel>(?:thought\b)?", r"channel\|>"),  # Gemma 4
     ("<", rf"{_CHANNEL}(?!\s*final\b)[^<]*(?:<\|message\|>)?", _FINAL),  # gpt-oss: all channels but the final one
 )
-_EITHER = (f"(?<={c})(?:(?P<open{i}>{begin})|(?P<shut{i}>{end}))" for i, (c, begin, end) in enumerate(_FAMILIES))
+_EITHER = (f"(?<={c})(?:(?P<open{i}>{begin})|(?P<shut{i}>{end}))" for i, (c, begin, end) in enumerate(_FAMILIES, 1))
 # With the first characters before the alternatives, a response of 2,000 characters takes 0.02 ms and not 2 ms.
 TAG = re.compile(rf"[<\[◁](?:{'|'.join(_EITHER)})", re.IGNORECASE)
 BEHIND = r"(?<=think[>\]▷])|(?<=(?:thinking|thoughts)>)|(?<=thought>)|(?<=reasoning>)|(?<=[|｜]>)"  # a tag or a token
@@ -35,22 +35,22 @@ _ANALYSIS = re.compile(r"\s*analysis(?=[A-Z0-9\"'*\\$(])")  # of gpt-oss, decode
 
 
 def tag_of(match: re.Match[str]) -> tuple[int, bool]:
-    """(the family, whether it closes). match: of a pattern that contains TAG's"""
+    """(the family, from 1, whether it closes). match: of a pattern that contains TAG's"""
     group = next(name for name, text in match.groupdict().items() if text is not None and name[:4] in ("open", "shut"))
     return int(group[4:]), group.startswith("shut")
 
 
 def outside(text: str) -> tuple[list[str], bool]:
     """(the parts of a text that are in no thought, in order; whether a thought is open at its end)"""
-    parts, start, inside = list[str](), 0, -1
+    parts, start, inside = list[str](), 0, 0
     for tag in TAG.finditer(text):
         family, closes = tag_of(tag)
-        if closes and inside in (-1, family):
-            start, inside = tag.end(), -1
-        elif not closes and inside == -1:
+        if closes and inside in (0, family):
+            start, inside = tag.end(), 0
+        elif not closes and not inside:
             parts.append(text[start : tag.start()])
             inside = family
-    return (parts, True) if inside != -1 else ([*parts, text[start:]], False)
+    return (parts, True) if inside else ([*parts, text[start:]], False)
 
 
 def behind(text: str) -> str | None:
@@ -86,6 +86,6 @@ def in_known_tags(text: str, own: Tags = ()) -> str:
 
 def in_think_tags(text: str) -> str:
     """The text with <think> and </think> for the tags of the family that it has first, and without other families'."""
-    family = tag_of(first)[0] if (first := TAG.search(text)) else -1
+    family = tag_of(first)[0] if (first := TAG.search(text)) else 0
     plain = {(family, False): "<think>", (family, True): "</think>"}
     return TAG.sub(lambda tag: plain.get(tag_of(tag), ""), text)

@@ -98,19 +98,19 @@ def last_program(response: str) -> str | None:
     text = re.sub("[\ud800-\udfff]", "", response).lstrip("\ufeff\u200b")
     blocks: list[tuple[str, str]] = []  # tag and content
     earlier: list[tuple[str, str]] = []  # before a thought; they count if no block follows it
-    thinking = -1  # the family of the thought's tags, as `tag_of` has it
+    thinking = 0  # the family of the thought's tags, as `tag_of` has it
     opened: re.Match[str] | None = None
     marks = [*_MARK.finditer(text)]
     fences = [mark for mark in marks if mark["fence"]]
     for mark in marks:
         if mark["thought"]:
             family, ends = tag_of(mark)
-            if thinking not in (-1, family) or (opened and not _ends_draft(text, mark, opened, fences, thinking >= 0)):
+            if thinking not in (0, family) or (opened and not _ends_draft(text, mark, opened, fences, thinking > 0)):
                 continue
             opened = None
-            if ends or thinking < 0:
+            if ends or not thinking:
                 earlier, blocks = (earlier if ends else blocks or earlier), []
-            thinking = -1 if ends else family
+            thinking = 0 if ends else family
         elif opened is None:
             if "`" not in mark["info"] or mark["fence"][0] == "~":  # ```print(1)``` opens no block
                 opened = mark
@@ -120,7 +120,7 @@ def last_program(response: str) -> str | None:
             opened = None
     if opened is not None:
         blocks.append((_tag(opened), _without_last_tokens(text[opened.end() :])))
-    blocks = [(tag, content) for tag, content in ([] if thinking >= 0 else blocks) or earlier if content.strip()]
+    blocks = [(tag, content) for tag, content in ([] if thinking else blocks) or earlier if content.strip()]
     programs = [body for tag, body in blocks if tag in _PYTHON] or [body for tag, body in blocks if not tag]
     if not programs:
         return None
