@@ -28,8 +28,8 @@ _FAMILIES = (  # the first character, how an opening tag goes on, and a closing 
     ("<", rf"{_CHANNEL}(?!\s*final\b)[^<]*(?:<\|message\|>)?", _FINAL),  # gpt-oss: all channels but the final one
 )
 _EITHER = (f"(?<={c})(?:(?P<open{i}>{begin})|(?P<shut{i}>{end}))" for i, (c, begin, end) in enumerate(_FAMILIES, 1))
-# With the first characters before the alternatives, a response of 2,000 characters takes 0.02 ms and not 2 ms.
-TAG = re.compile(rf"[<\[◁](?:{'|'.join(_EITHER)})", re.IGNORECASE)
+# With the first characters before the alternatives, a response of 40,000 characters takes 0.1 ms on one core, not 30.
+TAG = re.compile(rf"[<\[◁](?=[/a-z|])(?:{'|'.join(_EITHER)})", re.IGNORECASE)
 BEHIND = r"(?<=think[>\]▷])|(?<=(?:thinking|thoughts)>)|(?<=thought>)|(?<=reasoning>)|(?<=[|｜]>)"  # a tag or a token
 _ANALYSIS = re.compile(r"\s*analysis(?=[A-Z0-9\"'*\\$(])")  # of gpt-oss, decoded without its special tokens
 

@@ -35,7 +35,7 @@ from .calls import TOLERANCE, Call, all_pass, read_assertions, read_json_call
 _MARK = re.compile(
     # A fence may follow a tag or a chat token, and the text after it ends where a tag begins.
     rf"(?:^|{BEHIND}|(?<=<answer>))"
-    rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<\[◁]*)|(?P<thought>{TAG.pattern})",
+    rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>(?:(?!\[/?think\])[^\n<◁])*)|(?P<thought>{TAG.pattern})",
     re.MULTILINE | re.IGNORECASE,
 )
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d{1,4})?", re.ASCII)
