@@ -127,6 +127,9 @@ def test_training_validation_and_benchmarks_see_no_answer_in_an_unfinished_thoug
     assert (line["verdict"], line["plain"], line["response"]) == (verdict, verdict, text)
     bench("regrade", tmp_path / "out")
     assert samples(tmp_path / "out", "mine") == [line]
+    own = ("--template", f"{{question}} {begin}", "--thought-tags", begin, end)  # of a model trained elsewhere
+    bench("--model", byte_model, *own, *words[:-1], tmp_path / "other")
+    assert samples(tmp_path / "other", "mine")[0]["verdict"] == verdict
 
 
 @pytest.mark.parametrize(
