@@ -23,6 +23,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -212,11 +213,13 @@ def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]
             "their own in common; give a message with --system"
         )
     source = arguments.chat_template_from
+    tags = tuple(arguments.thought_tags or training.get("thought_tags", ()))
     if model.tokenizer is None:
         if arguments.template or source:
             option = "--template" if arguments.template else "--chat-template-from"
             raise ValueError(f"{option} cannot be used with --api chat: the server renders the prompts")
-        return Prompts(template="chat", system=arguments.system, chat_template_kwargs=_kwargs(arguments))
+        kwargs = _kwargs(arguments)
+        return Prompts(template="chat", system=arguments.system, chat_template_kwargs=kwargs, thought_tags=tags)
     default = "chat" if model.tokenizer.chat_template or source else "plain"
     template = Prompts(template=arguments.template or training.get("template", default)).template
     same = template == training.get("template")
@@ -231,7 +234,8 @@ def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]
     logging.info("prompts by --template %.60r%s%s", template, why, message)
     own = _kwargs(arguments)
     own = training.get("chat_template_kwargs") if own is None and same and not source else own
-    return Prompts(template=template, system=system, chat_template_from=source, chat_template_kwargs=own or None)
+    prompts = Prompts(template=template, system=system, chat_template_from=source, chat_template_kwargs=own or None)
+    return replace(prompts, thought_tags=tags)
 
 
 def _row_system(training: dict[str, Any]) -> str | None:
@@ -362,6 +366,12 @@ def _run_parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="as Prompts.chat_template_kwargs: '{\"enable_thinking\": false}' (default: as in training); with --api "
         "chat they are sent to the server",
+    )
+    prompts.add_argument(
+        "--thought-tags",
+        nargs=2,
+        metavar=("OPEN", "CLOSE"),
+        help="as Prompts.thought_tags: '<ponder>' '</ponder>' (default: as in training)",
     )
     prompts.add_argument("--tokenizer", help="openai: folder or hub id of the served model's tokenizer")
     engine = parser.add_argument_group("engine")

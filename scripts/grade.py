@@ -6,13 +6,14 @@
     python scripts/grade.py --rewards "{'math': 1.0, 'style.py:brief': 0.2}" --in cases.jsonl --out rewards.jsonl
 
 Rows are {"gold": …, "response": …}; kinds that need them also read "prompt", "options" (kind choice) and "tests" (kind
-code). A function gets the other keys, but those that are written, as columns ("data_source" as verl's source), and rows
-with the same prompt and gold, one after another, as the responses to one question. Writes one row for each row read, in
-order, with all its keys and "verdict" (correct, wrong, no_answer, timeout, error) and "extracted"; of a function and of
-several rewards also "reward", "reason" (why there is none, or what could not be logged), "rewards" (each of several)
-and "logs", and prints a summary. --against calls the function by that tool's own code too and lists what differs. A
-second run continues where the first one stopped; it refuses to if the rows, the settings (kept in OUT.settings.json) or
-a function's file have changed, and it never writes to a file that is not its own.
+code). Where the prompt opens a thought, the answer begins behind its end. A function gets the other keys, but those
+that are written, as columns ("data_source" as verl's source), and rows with the same prompt and gold, one after
+another, as the responses to one question. Writes one row for each row read, in order, with all its keys and "verdict"
+(correct, wrong, no_answer, timeout, error) and "extracted"; of a function and of several rewards also "reward",
+"reason" (why there is none, or what could not be logged), "rewards" (each of several) and "logs", and prints a summary.
+--against calls the function by that tool's own code too and lists what differs. A second run continues where the first
+one stopped; it refuses to if the rows, the settings (kept in OUT.settings.json) or a function's file have changed, and
+it never writes to a file that is not its own.
 Exit status: 0 when all rows are graded (whatever the verdicts), 1 where --against finds a difference, 2 for files,
 settings or tools that cannot be used.
 """
@@ -35,7 +36,7 @@ from exgrpo_orlhf import terminal
 
 ADDED = ("verdict", "extracted", "reward", "reason", "rewards", "logs")
 SETTINGS = (  # verdicts depend on these
-    "kind", "function", "timeout", "memory", "tool", "gets", "rewards", "success_by", "success_at",
+    "kind", "function", "timeout", "memory", "tool", "gets", "rewards", "success_by", "success_at", "thought_tags",
 )  # fmt: skip
 CODE = "sha256"  # kept beside these: of the functions' files, by their bindings
 BATCH = 256  # rows between two writes, and more where a group would be cut off
@@ -48,6 +49,7 @@ class BadFile(ValueError):
 def main() -> int:
     arguments = _parser().parse_args()
     from exgrpo_orlhf.files import sha256
+    from exgrpo_orlhf.questions.prompts import Prompts
     from exgrpo_orlhf.rewards import Verifier
     from exgrpo_orlhf.workers.fork_server import close_workers
 
@@ -62,7 +64,9 @@ def main() -> int:
                 example = "\"{'math': 1.0, 'style.py:brief': 0.2}\""
                 wrong = f"--rewards: a weight for each kind or function, {example}; got {arguments.rewards}"
                 raise BadFile(wrong) from error
-        verifier = Verifier(**settings, workers=arguments.workers, max_failed_share=1.0)
+        own = {name: value for name, value in settings.items() if name != "thought_tags"}
+        Prompts(thought_tags=tuple(settings.get("thought_tags", ())))  # raises ValueError
+        verifier = Verifier(**own, workers=arguments.workers, max_failed_share=1.0)
         settings[CODE] = {name: sha256(file) for name, file in verifier.files.items() if file.is_file()}
         if arguments.against is not None:
             from exgrpo_orlhf.rewards.other_tools import check_installed
@@ -148,14 +152,14 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
         counts = Counter(row["verdict"] for row in islice(read(out), earlier))
     if earlier:
         print(f"{out}: {earlier} rows are graded already", file=sys.stderr)
-    rows = islice(read(source), earlier, None)
+    rows, tags = islice(read(source), earlier, None), tuple(settings.get("thought_tags", ()))
     with out.open("ab+") as file:
         file.seek(0)
         # The incomplete line that an earlier run was writing when it ended goes.
         file.truncate(sum(len(line) for line in islice(file, earlier) if line.endswith(b"\n")))
         for batch in _batches(rows, grouped):
-            pairs = [(_question(row, i), row["response"]) for i, group in enumerate(batch) for row in group]
-            grades = verifier.grade_all(pairs)
+            asked = [(_question(row, i), row["response"]) for i, group in enumerate(batch) for row in group]
+            grades = verifier.grade_all([(question, _written(question, text, tags)) for question, text in asked])
             for row, each in zip(chain.from_iterable(batch), grades, strict=True):
                 counts[each.verdict] += 1
                 own = {"verdict": each.verdict, "extracted": each.extracted}
@@ -278,6 +282,15 @@ def _question(row: dict[str, Any], group: int = 0) -> Any:
     return Question(str(group), prompt, gold, str(row.get("data_source") or ""), meta)
 
 
+def _written(question: Any, response: str, tags: Any) -> Any:
+    """tags: as Prompts.thought_tags"""
+    from exgrpo_orlhf.questions.thoughts import opens_thought
+    from exgrpo_orlhf.rewards import Written
+
+    text, turns = (question.prompt, ()) if isinstance(question.prompt, str) else ("", question.prompt)
+    return Written(response, opens_thought(text, turns, tags), tags=tags)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", help="math (default), choice, code, function, exact, modular_chain: as Verifier.kind")
@@ -295,6 +308,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--success-at", type=float, help="least reward of a success (default 1)")
     parser.add_argument(
         "--against", choices=["trl", "openrlhf", "verl"], help="call the function by this tool's code too"
+    )
+    parser.add_argument(
+        "--thought-tags", nargs=2, metavar=("OPEN", "CLOSE"), help="of the responses, as Prompts.thought_tags"
     )
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for each answer (default 5)")
     parser.add_argument("--memory", type=int, default=1024, help="MiB for each answer (default 1024)")

@@ -152,7 +152,7 @@ class Engine(ABC):
 
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
         """The response as text (`response_text`). For verifiers and people; it is never encoded again."""
-        return response_text(self.tokenizer, token_ids.tolist())
+        return response_text(self.tokenizer, token_ids.tolist(), *self.prompts.settings.thought_tags)
 
     def written(self, question: Question, rollout: Rollout) -> Written:
         """As a verifier gets it."""

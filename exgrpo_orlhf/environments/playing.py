@@ -14,6 +14,7 @@ import numpy as np
 
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_text
+from ..questions.thoughts import Tags
 from ..records import EXTRA_INFO, Grade, Question, Rollout, Trajectory
 from ..rewards import Written
 from ..rewards.grading import as_in_other_readers
@@ -204,7 +205,9 @@ def written_to(
 ) -> Written:
     """A response to a question as a verifier gets it."""
     prompt = lambda: (prompts.render(question), prompts.encode(question))
-    return written(rollout, prompt, prompts.opens_thought(question), prompts.tokenizer, environment)
+    return written(
+        rollout, prompt, prompts.opens_thought(question), prompts.tokenizer, environment, prompts.settings.thought_tags
+    )
 
 
 def written(
@@ -213,9 +216,10 @@ def written(
     in_thought: bool,
     tokenizer: Any,
     environment: Environment | None,
+    tags: Tags = (),
 ) -> Written:
     """As a verifier gets it: a response; of an episode what the policy wrote, a line for each turn, or all of it where
-    Environment.reward says so; the sequence and the token ids likewise. prompt: its text and token ids"""
+    Environment.reward says so; the sequence and the token ids likewise. prompt: its text and token ids; tags: own"""
 
     parts = [rollout.token_ids]
     if rollout.actions is not None and not (environment and environment.reward == "verifier_with_observations"):
@@ -228,8 +232,8 @@ def written(
         begin = tokenizer.bos_token or ""  # where encoding adds it: a query begins with its prompt
         return text, query if text.startswith(begin) else query.removeprefix(begin)
 
-    text = "\n".join(response_text(tokenizer, part.tolist()) for part in parts)
-    return Written(text, in_thought, read, token_ids, None if rollout.actions is None else rollout.turns)
+    text = "\n".join(response_text(tokenizer, part.tolist(), *tags) for part in parts)
+    return Written(text, in_thought, read, token_ids, None if rollout.actions is None else rollout.turns, tags)
 
 
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:

@@ -15,7 +15,7 @@ from ..checkpoints import claim
 from ..files import write_json
 from ..json_lines import JsonLines
 from ..progress import duration
-from ..questions.prompts import opens_thought
+from ..questions.thoughts import opens_thought
 from ..records import Question
 from ..rewards import Verifier, Written
 from ..sampling import EngineLost, Request, Sampler
@@ -170,6 +170,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         finished = ResultsFolder.read(out)
         before, files = finished.results, finished.files
         config = results_folder.read_config(out)
+        tags = config["common"]["template"].get("thought_tags", ())
         grader = Verifier("math", timeout=timeout, workers=workers, max_failed_share=1.0)
         try:
             for name, facts in before["benchmarks"].items():
@@ -180,7 +181,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
                     )
                     continue
                 verifier = replace(grader, kind=facts["verifier"], function=facts["function"])
-                files[name].write(_regraded(files[name], verifier, plain, name))
+                files[name].write(_regraded(files[name], verifier, plain, name, tags))
             config["common"]["plain"] = plain
             write_json(out / results_folder.CONFIG, config)
             regraded = {"versions": versions(), "git_commit": git_commit(), "at": now()}
@@ -193,13 +194,13 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
         return results
 
 
-def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str) -> Iterator[Sample]:
+def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str, tags: Any) -> Iterator[Sample]:
     samples, count = file.read(), 0
     while batch := list(islice(samples, _BATCH)):
         pairs = [
             (
                 Question(old["id"], old["question"], old["gold"], name),
-                Written(old["response"], opens_thought(old["prompt"])),
+                Written(old["response"], opens_thought(old["prompt"], own=tags), tags=tags),
             )
             for old in batch
         ]
@@ -231,7 +232,8 @@ def _generate(
         times, finished, tokens = JsonLines(out / results_folder.TIMES), len(done), 0
         times.cut(len(times.keys))
         begin = last = logged = time.perf_counter()
-        with closing(respond(engine, requests, done, tokenizer, plan.episodes())) as portions:
+        tags = plan.builder.prompts.thought_tags
+        with closing(respond(engine, requests, done, tokenizer, plan.episodes(), tags)) as portions:
             while not stop.signal and (portion := next(portions, None)) is not None:
                 counts = {}
                 for name in dict.fromkeys(response.request.key[0] for response in portion):

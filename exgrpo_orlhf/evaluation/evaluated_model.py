@@ -107,9 +107,11 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
         mlflow_run_id=state.get("mlflow_run_id"),
         metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,
     )
-    names = ("template", "system", "chat_template_kwargs")
+    names = ("template", "system", "chat_template_kwargs", "thought_tags")
     bindings = {name: state["identity"].get(f"Prompts.{name}") for name in names}
     prompts = {name: ast.literal_eval(value) for name, value in bindings.items() if value is not None}
+    if not prompts.get("thought_tags"):
+        prompts.pop("thought_tags", None)
     return loaded, {**prompts, **state.get("prompt", {})}
 
 
@@ -216,12 +218,13 @@ class RequestBuilder:
         return benchmark.instruction(self._silent)
 
     def describe(self) -> dict[str, Any]:
-        kwargs = self.prompts.chat_template_kwargs
+        prompts = self.prompts
+        own = {"chat_template_kwargs": prompts.chat_template_kwargs, "thought_tags": [*prompts.thought_tags]}
         return {
             "name": self.prompts.template if self.encoder else "the server's",
             "system": self.prompts.system,
             "fingerprint": self.encoder.fingerprint() if self.encoder else None,
-            **({"chat_template_kwargs": kwargs} if kwargs else {}),
+            **{name: value for name, value in own.items() if value},
         }
 
     def _prompt(self, benchmark: Benchmark, row: int, question: Question) -> Prompt:

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..environments.playing import Player, written
-from ..questions.prompts import opens_thought
 from ..questions.special_tokens import response_text
+from ..questions.thoughts import Tags, opens_thought
 from ..records import Grade, Question, Rollout
 from ..rewards import Written
 from ..sampling import EngineLost, Request, Sampler, ServedRollout
@@ -36,15 +36,17 @@ class Response:
     grade: Grade | None = None
 
     @classmethod
-    def of(cls, request: Request, rollout: Rollout, tokenizer: Any, player: Player | None = None) -> Response:
-        """tokenizer: of the token ids; player: of an episode"""
-        in_thought = opens_thought(request.prompt, request.messages)
+    def of(
+        cls, request: Request, rollout: Rollout, tokenizer: Any, player: Player | None = None, tags: Tags = ()
+    ) -> Response:
+        """tokenizer: of the token ids; player: of an episode; tags: as Prompts.thought_tags"""
+        in_thought = opens_thought(request.prompt, request.messages, tags)
         if isinstance(rollout, ServedRollout):
-            as_written = Written(rollout.text, in_thought)
+            as_written = Written(rollout.text, in_thought, tags=tags)
             return cls(request, rollout.text, rollout.tokens, rollout.finish, as_written, rollout.prompt_tokens)
-        text = response_text(tokenizer, rollout.token_ids.tolist())
+        text = response_text(tokenizer, rollout.token_ids.tolist(), *tags)
         prompt = lambda: (request.prompt, request.prompt_ids)
-        as_written = written(rollout, prompt, in_thought, tokenizer, player.environment if player else None)
+        as_written = written(rollout, prompt, in_thought, tokenizer, player.environment if player else None, tags)
         return cls(request, text, rollout.length, rollout.finish, as_written, grade=rollout.grade)
 
 
@@ -58,11 +60,12 @@ def respond(
     done: Collection[Key],
     tokenizer: Any,
     episodes: Episodes = MappingProxyType({}),
+    tags: Tags = (),
 ) -> Generator[list[Response], None, None]:
     """Yield the responses to all requests except those done, each once, in portions of any order.
 
-    requests: one benchmark's after another's; episodes: of the benchmarks whose responses are episodes. Closing the
-    iterator cancels requests under way. Raises EngineLost, and NotLoaded.
+    requests: one benchmark's after another's; episodes: of the benchmarks whose responses are episodes; tags: as
+    Prompts.thought_tags. Closing the iterator cancels requests under way. Raises EngineLost, and NotLoaded.
     """
     for name, same in groupby(requests, lambda request: request.key[0] if request.key[0] in episodes else None):
         part, player = [*same], None
@@ -78,6 +81,6 @@ def respond(
         try:
             for portion in portions:
                 rollouts = [(part[i], result if player else result[0]) for i, result in portion]
-                yield [Response.of(request, rollout, tokenizer, player) for request, rollout in rollouts]
+                yield [Response.of(request, rollout, tokenizer, player, tags) for request, rollout in rollouts]
         except ArithmeticError as error:
             raise EngineLost(f"{error}; are the weights?") from error

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .boxes import last_box
+from .text import without_thousands
 
 Row = Mapping[str, Any]
 Convert = Callable[[Row], tuple[str, str]]
@@ -86,7 +87,7 @@ def boxed(question: str, solution: str) -> Conversion:
 @_reads("question", "answer")
 def after_hashes(row: Row) -> tuple[str, str]:
     """GSM8K: the answer follows ####, thousands separated by commas."""
-    return row["question"], row["answer"].rpartition("####")[2].strip().replace(",", "")
+    return row["question"], without_thousands(row["answer"].rpartition("####")[2].strip())
 
 
 def own_system(row: Row) -> list[Any]:

@@ -12,21 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jinja2 import TemplateError
 
 from ..files import read_text
 from ..records import Message, Question
-from ..settings import Count, check_settings, require
+from ..settings import Constraint, Count, check_settings, require
 from ..weights import first_line
 from .special_tokens import SpecialTokens
 from .templates import TEMPLATES, Template, take_chat_template, template_kwargs
+from .thoughts import Tags, opening, opens_thought
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
+_are_tags = lambda tags: not tags or (len(tags) == len({*tags} - {""}) == 2 and [*map(str.strip, tags)] == [*tags])
 _PROBE = Question.make("the first check", "1", "1")  # a digit, which even the tokenizers of the tiny models have
 
 
@@ -50,6 +52,8 @@ class Prompts:
         with one (scripts/chat_template.py writes it), also in the tokenizer of checkpoints; None: the model's own
     chat_template_kwargs: what the chat template takes besides the messages, such as {'enable_thinking': False}. Those
         of a question, in its column `chat_template_kwargs` (listed in QuestionFile.meta), win
+    thought_tags: the opening and the closing tag of the model's thoughts, where they are none that docs/rewards.md
+        names: ('<ponder>', '</ponder>')
     """
 
     template: str = "plain"
@@ -57,6 +61,9 @@ class Prompts:
     system: str | None = None
     chat_template_from: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = field(default=None, hash=False)
+    thought_tags: Annotated[
+        Tags, Constraint("must be two different tags, with no white space around them", _are_tags)
+    ] = ()
 
     def __post_init__(self) -> None:
         check_settings(Prompts, vars(self))
@@ -122,8 +129,8 @@ class PromptEncoder:
                 f"Prompts.template = {settings.template!r}: the tokenizer of {tokenizer.name_or_path} appends "
                 f"{tokenizer.decode(ids[-1:])!r} to a prompt; take that out of the post_processor in its tokenizer.json"
             )
-        # The <think> that ends the prompt, with the white space behind it; '' if there is none.
-        self._opened = "".join(re.findall(r"<think>\s*\Z", text))
+        self._opened = opening(text, settings.thought_tags)
+        self._space = text[len(text.rstrip()) :]  # behind it
         if not is_text and settings.chat_template_from is None:
             return
         decoded = str(tokenizer.decode(ids))
@@ -234,14 +241,14 @@ class PromptEncoder:
 
     def encode_response(self, text: str, max_tokens: int) -> list[int]:
         """The token ids of a response that somebody else wrote, as it stands, and the token that closes it. Where the
-        prompt ends in an opened <think>, the response's own is left out.
+        prompt opens a thought, the response's own opening tag is left out.
 
         max_tokens: Sampling.max_response_tokens
         Raises ValueError if that is exceeded, if the response has no token or holds an end token already, and if there
         is no end token.
         """
-        if self._opened and text.startswith("<think>"):
-            text = text.removeprefix("<think>").removeprefix(self._opened.removeprefix("<think>"))
+        if self._opened and text.startswith(self._opened):
+            text = text.removeprefix(self._opened).removeprefix(self._space)
         ends, ids = self._ends, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         if not ids:
             raise ValueError(f"the response has no token of this tokenizer: {text!r:.200}")
@@ -317,7 +324,7 @@ class PromptEncoder:
 
     def opens_thought(self, question: Question) -> bool:
         """As the function `opens_thought`, of its prompt."""
-        return opens_thought(self.render(question), self.turns(question))
+        return opens_thought(self.render(question), self.turns(question), self.settings.thought_tags)
 
     def encode_observation(self, text: str, question: Question) -> list[int]:
         """The token ids of what is added to a question's prompt, encoded as the question is."""
@@ -336,14 +343,6 @@ class PromptEncoder:
             system, turns = self.settings.system, turns[has_system:]
             return [("system", system), *turns] if system else turns
         return turns if has_system or self._template.system is None else [("system", self._template.system), *turns]
-
-
-def opens_thought(prompt: str, turns: Sequence[Message] = ()) -> bool:
-    """Whether a response begins inside a thought: its prompt ends in <think>, or in a turn of the assistant (the last
-    of `turns`) with a thought that is not closed."""
-    if turns and turns[-1][0] == "assistant":
-        return re.search(r"<think(?:ing)?>(?!.*</think)", turns[-1][1], re.DOTALL | re.IGNORECASE) is not None
-    return re.search(r"<think(?:ing)?>\s*\Z", prompt, re.IGNORECASE) is not None
 
 
 def _messages(question: Question) -> list[Message]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ..records import EXTRA_INFO, Question
 from ..settings import Count, Natural, check_settings, require
-from .text import Prompt, normalised
+from .text import Prompt, normalised, without_thousands
 
 logger = logging.getLogger(__name__)
 # Names of columns that need no binding where one of them alone is there.
@@ -179,7 +179,7 @@ class QuestionRecords:
                 " number, or a list of these"
             )
         if layout[1] != self.answer and isinstance(answer, str) and (match := _HASHES.search(answer)):
-            answer = match[1].replace(",", "")
+            answer = without_thousands(match[1])
         source = own_name
         if self.source is not None and not missing_in(record, self.source):
             source = field_value(record, self.source)

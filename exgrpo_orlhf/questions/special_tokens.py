@@ -11,24 +11,26 @@ from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from typing import Any
 
+from .thoughts import TAG
+
 _MARK, _OPEN, _CLOSE = "\ue000\uf8ff\ue000", "\ue001\uf8ff\ue001", "\ue002\uf8ff\ue002"  # of no text: private use
-_TAG = re.compile(r"</?(?:think(?:ing)?|answer)>", re.IGNORECASE)
+_TAG = re.compile(rf"{TAG.pattern}|<\|(?:start|message)\|>|</?answer>", re.IGNORECASE)
 
 
-def response_text(tokenizer: Any, ids: Iterable[int]) -> str:
+def response_text(tokenizer: Any, ids: Iterable[int], *own: str) -> str:
     """A response as graders and readers see it: without special tokens, but with the tags of a thought and an answer,
-    which are special tokens of some tokenizers."""
-    hidden = _hidden(tokenizer)
+    which are special tokens of some tokenizers. own: those of Prompts.thought_tags"""
+    hidden = _hidden(tokenizer, own)
     if hidden is None:
         return str(tokenizer.decode([*ids], skip_special_tokens=True))
     return str(tokenizer.decode([token for token in ids if token not in hidden], skip_special_tokens=False))
 
 
 @lru_cache(maxsize=8)
-def _hidden(tokenizer: Any) -> set[int] | None:
+def _hidden(tokenizer: Any, own: tuple[str, ...]) -> set[int] | None:
     """The special tokens that are no tags; None where no tag is a special token."""
     special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    tags = {i for i, text in special.items() if _TAG.fullmatch(text)}
+    tags = {i for i, text in special.items() if _TAG.fullmatch(text) or text in own}
     return {*special} - tags if tags else None
 
 

@@ -26,6 +26,7 @@ _SYNONYM = re.compile(r"\\(?:dfrac|tfrac|dots|ldots|cdots|leq|geq|neq)(?![a-z])|
 _MARKUP = re.compile(r"</?(?:br|p|i|b|em|strong)\s*/?>")
 _BOLD = re.compile(r"(?<![\w)*])\*\*([^*]+)\*\*(?![\w(*])")  # of Markdown; 2**3 is a power
 _LONE = re.compile(r"([\^_])\s*\{\s*(\w|\\[a-z]+)\s*\}")  # x^{2} is x^2; \frac{11}{2} is not \frac112
+_THOUSANDS = re.compile(r"(?<![\w.,(\[{])[1-9]\d{0,2}(?:,\d{3})+(?![\d,]*\d)")
 _CHARACTERS = str.maketrans(
     {
         **dict.fromkeys("‐‑‒–—−", "-"),
@@ -48,6 +49,11 @@ def plain_text(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     return "\n".join(content for role, content in prompt if role != "system")
+
+
+def without_thousands(answer: str) -> str:
+    """An answer without the commas that separate thousands: 1,200 is 1200; 3,5 and 0,123 and (1,200) stay."""
+    return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), answer)
 
 
 def with_roles(prompt: Prompt) -> str:

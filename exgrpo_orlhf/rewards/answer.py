@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..metric_names import allowed_name
+from ..questions.thoughts import Tags, behind, in_known_tags
 from ..records import Grade, Message
 
 log = logging.getLogger(__name__)
@@ -18,10 +19,10 @@ class Written(NamedTuple):
     """A response as a verifier gets it.
 
     text: what is graded
-    in_thought: whether its prompt opens a thought, so that the answer begins behind the response's first </think>
+    in_thought: whether its prompt opens a thought, so that the answer begins behind the response's first closing tag
     read: the prompt as the model read it, and that with the response, both with their special tokens; None where no
         model is there
-    token_ids: of the response; turns: of the model, in an episode
+    token_ids: of the response; turns: of the model, in an episode; tags: as Prompts.thought_tags
     """
 
     text: str
@@ -29,6 +30,13 @@ class Written(NamedTuple):
     read: Callable[[], tuple[str, str]] | None = None
     token_ids: Sequence[int] = ()
     turns: int | None = None
+    tags: Tags = ()
+
+    @property
+    def to_grade(self) -> str | None:
+        """The text in known tags, behind the thought that its prompt opens; None where that has no end."""
+        text = in_known_tags(self.text, self.tags)
+        return behind(text) if self.in_thought else text
 
 
 class Answer(NamedTuple):

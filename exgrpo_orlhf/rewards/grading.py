@@ -12,12 +12,14 @@ from itertools import groupby
 from typing import Any
 
 from ..questions.boxes import last_box
+from ..questions.thoughts import in_known_tags, in_think_tags
 from ..records import Grade, Question, Verdict
 from ..tasks import modular_chains, word_problems
 from ..tasks.reasoning_gym import SOURCE
 from .answer import Answer, Written, warn_once
 from .pool import Pool
 from .server import RewardClient
+from .text.extraction import visible
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +32,17 @@ def _exact(question: Question, response: str) -> Grade:
     return Grade("correct", 1.0) if text == question.answer.strip() else Grade("wrong", 0.0)
 
 
-_THOUGHT_END = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
-FORMATS: dict[str, Callable[[str], object]] = {
-    # One thought, then one answer and nothing else. The opening <think> may be part of the prompt.
-    "think_answer": re.compile(
-        # Atomic groups: possessive ones are matched wrongly by Python before 3.11.5 (gh-106052).
-        r"\s*+(?>(<think>)?)(?>((?!</?think>).)*)</think>\s*+<answer>(?!\s*</answer>)(?>((?!</?(think|answer)>).)*)"
-        r"</answer>\s*",
-        re.DOTALL,
-    ).fullmatch,
+_THINK_ANSWER = re.compile(
+    # Atomic groups: possessive ones are matched wrongly by Python before 3.11.5 (gh-106052).
+    r"\s*+(?>(<think>)?)(?>((?!</?think>).)*)</think>\s*+<answer>(?!\s*</answer>)(?>((?!</?(think|answer)>).)*)"
+    r"</answer>\s*",
+    re.DOTALL,
+)
+FORMATS: dict[str, Callable[[Written], object]] = {
+    # One thought, then one answer and nothing else. The opening tag may be part of the prompt.
+    "think_answer": lambda written: _THINK_ANSWER.fullmatch(in_think_tags(in_known_tags(written.text, written.tags))),
     # A box after the thought, if there is one, with something in it, as grading finds it: \fbox{9} and \boxed 9 too.
-    "boxed": lambda response: last_box(_THOUGHT_END.split(response)[-1]),
+    "boxed": lambda written: last_box(visible(written.to_grade or "")),
 }
 HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
     "exact": _exact,
@@ -65,7 +67,7 @@ def as_in_other_readers(value: Any) -> Any:
 
 def in_format(grade: Grade, name: str | None, written: Written) -> Grade:
     """The grade, with a reward of at most 0 for a response that lacks the format. name: as `Verifier.format`"""
-    if grade.reward is None or name is None or FORMATS[name](written.text):
+    if grade.reward is None or name is None or FORMATS[name](written):
         return grade
     return replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=min(0.0, grade.reward))
 
@@ -118,10 +120,10 @@ class Answers:
                     self._send(together=calls == "group")
 
     def _add_one(self, question: Question, written: Written) -> None:
-        text: str | None = written.text
-        if written.in_thought and self.kind not in OWN_GRADERS:
-            _, *behind = _THOUGHT_END.split(written.text, maxsplit=1)
-            text = behind[0] if behind else None
+        whole = self.kind in OWN_GRADERS or (self.kind in HERE and not written.in_thought)
+        text = written.text if whole else written.to_grade
+        if text is not None and self.kind == "reasoning_gym":  # its library takes the last <answer>, wherever it is
+            text = visible(text)
         self.pairs.append((question, written))
         self.texts.append(text)
         if self.kind in HERE:

@@ -53,8 +53,8 @@ class Verifier:
         'batch' (of a step); None: as in its tool, a group for TRL and the batch for verl
     url: with kind 'http', the server's address, or several that share the work
     tries: of a request to a server, at most
-    format: the format a response must have, or its reward is at most 0: 'think_answer' (<think>…</think>,
-        <answer>…</answer>) or 'boxed'; None: any
+    format: the format a response must have, or its reward is at most 0: 'think_answer' (<think>…</think>
+        or other known tags, <answer>…</answer>) or 'boxed'; None: any
     overlong_share: the last part of Sampling.max_response_tokens, as a share of it: in it the reward falls linearly, by
         1 at its end (soft overlong punishment, DAPO, arXiv 2503.14476, equation 13), for the advantage alone. Success,
         difficulty, what is stored and dynamic sampling see the reward itself. None: it does not fall
@@ -254,8 +254,8 @@ class Verifier:
     ) -> list[Grade]:
         """Grade many, in order. Raises as `grade`, and GradingError if more than max_failed_share of them fail.
 
-        Where a prompt opens a thought, the answer begins behind the response's first </think>, and without one there is
-        no answer; `function` and `http` judge the response as it is. progress: as `Answer` has it
+        Where a prompt opens a thought, the answer begins behind the response's first closing tag, and without one there
+        is no answer; `function` and `http` judge the response as it is. progress: as `Answer` has it
         """
         answers = self._answers(progress)
         for part in answers.values():

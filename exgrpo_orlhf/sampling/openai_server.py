@@ -34,6 +34,7 @@ class ServerSampler(StreamSampler):
     Penalties of 0 are sent, and to vLLM and SGLang also that there is no top-k, min-p and repetition penalty, which the
     protocol lacks: else they come from the model's generation config. Another server must be set up without them. Nor
     has the protocol token ids that end a response: with 'completions' those of `Request.end` go to vLLM and SGLang.
+    These two are told to leave special tokens in the text, which the tags of a thought may be.
     """
 
     reproducible = (
@@ -60,7 +61,7 @@ class ServerSampler(StreamSampler):
         self._where = str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url  # without user and password
         self._own = {"chat_template_kwargs": dict(chat_template_kwargs)} if chat_template_kwargs else {}
         self._filters: dict[str, float] = _PENALTIES
-        self._ends_at_ids = False  # whether the server takes stop_token_ids
+        self._knows_tokens = False  # whether the server takes stop_token_ids and skip_special_tokens
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._client = httpx.AsyncClient(
             headers=self._headers,
@@ -88,14 +89,16 @@ class ServerSampler(StreamSampler):
             raise EngineLost(f"{self._where} does not serve {self.model!r}; nearest of {len(models)}: {near}")
         if models[self.model].get("owned_by") in ("vllm", "sglang"):
             self._filters = {**_PENALTIES, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-            self._ends_at_ids = True
+            self._knows_tokens = True
 
     async def _answer(self, request: Request, seed: int) -> Rollout:
         body = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p")}
         body |= {"model": self.model, "seed": seed % _SEEDS, **self._filters}
+        if self._knows_tokens:
+            body["skip_special_tokens"] = False
         if self.api == "completions":
             body["prompt"] = [*request.prompt_ids]
-            if request.end and self._ends_at_ids:
+            if request.end and self._knows_tokens:
                 body["stop_token_ids"] = [*request.end]
             elif request.end:
                 warn_once(

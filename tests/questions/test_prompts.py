@@ -108,6 +108,10 @@ def test_system_message_is_the_settings_or_the_questions_own_or_the_templates(te
         ({"template": "nowhere.txt"}, r"or a file with a text .* got 'nowhere\.txt'"),
         ({"template": "Says: {question}"}, r"a prompt is 'Says: 1', but the tokenizer of .* reads '1'"),
         ({"chat_template_from": "x"}, r"Prompts\.chat_template_from needs .*'chat' or 'think_answer', got 'plain'"),
+        *(
+            ({"thought_tags": tags}, r"Prompts\.thought_tags must be two different tags")
+            for tags in (("<a>",), ("<a>", "<a>"), ("<a>", ""), ("<a>", "</a> "), ("<a>", "<b>", "<c>"))
+        ),
         ({"template": "qwen_math"}, r"'qwen_math'.* does not have <\|im_start\|> and <\|im_end\|>; use"),
     ],
 )
@@ -312,12 +316,15 @@ def test_what_the_chat_template_does_not_take_is_refused_bound_or_of_a_row(kwarg
         ("<think>", "<think>\nso</think>3", "\nso</think>3"),
         ("<think>\n", "so</think>3", "so</think>3"),
         ("", "<think>so</think>3", "<think>so</think>3"),
+        ("[THINK]", "[THINK]so[/THINK]3", "so[/THINK]3"),
+        ("<|channel|>analysis<|message|>", "<|channel|>analysis<|message|>so", "so"),
+        ("<ponder>\n", "<ponder>\nso</ponder>3", "so</ponder>3"),
     ],
 )
 def test_an_opened_thought_is_not_opened_again_by_a_response_of_somebody_else(opening, response, rest):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = THINKING.replace("<think>\\n", opening.replace("\n", "\\n"))
-    encoder = PromptEncoder(Prompts("chat"), tokenizer)
+    encoder = PromptEncoder(Prompts("chat", thought_tags=("<ponder>", "</ponder>")), tokenizer)
     assert encoder.render(QUESTION).endswith(f"\nHelper: {opening}")
     assert tokenizer.decode(encoder.encode_response(response, 99)[:-1]) == rest
 

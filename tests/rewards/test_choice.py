@@ -6,6 +6,7 @@ from itertools import cycle
 
 import pyarrow.parquet as pq
 import pytest
+from thought_builders import TAGS
 
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.text import choice
@@ -23,6 +24,7 @@ WITHOUT_OPTIONS = {
         ("B", "(B) is the right one"), ("B", "I think it's (B)."), ("B", "B"), ("B", "(b)"), ("B", "B."),
         ("B", "B. it can't be A or C"), ("B", "答案是B"), ("B", "<answer>B</answer>"),
         ("B", "<answer>(B) London</answer>"), ("B", "<think>The answer is A</think>B"),
+        *(("B", f"{begin}The answer is A{end}B") for begin, end in TAGS),
         ("B", "The answer is A. On reflection, the answer is B."), ("D", "D) 12\n"),
         ("\\text{(C)}", "The answer is C."), ("\\mathrm{E}", "\\boxed{E}"), ("(A) Cecile", "A"),
         ("(A) Cecile", "\\boxed{Cecile}"), ("2", "\\boxed{2}"), ("2", "The answer is 2."), ("J", "The answer is J"),
@@ -46,7 +48,8 @@ WITHOUT_OPTIONS = {
         ("B", "\\boxed{(A) or (B)}"), ("B", "\\boxed{(A)(B)}"), ("B", "\\boxed{(A), (B)}"),
     ),
     "no_answer": (
-        ("B", "<think>The answer is B</think>"), ("A", "The answer is a matter of taste."), ("A", "I am not sure."),
+        ("B", "<think>The answer is B</think>"), *(("B", f"{begin}The answer is B") for begin, _ in TAGS),
+        ("A", "The answer is a matter of taste."), ("A", "I am not sure."),
         ("A", ""), ("B", "The answer is not B."), ("C", "It isn't C."), ("B", "A and B"),
         ("C", "Option C is incorrect."),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from run_builders import wait_until
+from thought_builders import TAGS
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
@@ -184,6 +186,27 @@ DOCSTRING = 'def f(x):\n    """\n    ```python\n    f(1)\n    ```\n    """\n    
 )
 def test_the_program_is_the_last_python_block_outside_thoughts(response, program):
     assert last_program(response) == program
+
+
+@pytest.mark.parametrize(("begin", "end"), TAGS)
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("{begin}```python\ndraft\n```{end} none", None),
+        ("{begin}```python\ndraft\n```{end}```python\na\n```", "a"),
+        ("```python\ndraft\n```{end}\n```\na\n```", "a"),
+        ("{begin}\n```python\ndraft\n{end}\n```python\na\n```", "a"),
+        ("{begin}\n```python\ndraft\n```", None),
+        ("```python\na\n```\n{begin}\n```python\ndraft\n```", "a"),
+        ("```python\nprint('{begin}', '{end}')\n```", "print('{begin}', '{end}')"),
+        ("{begin}so {other}\n```python\ndraft\n```", None),
+    ],
+)
+def test_a_draft_in_the_tags_of_any_family_is_no_program(begin, end, response, program):
+    other = "[/THINK]" if re.match("<.*think", begin) else "</think>"
+    filled = lambda text: text and re.sub("{(begin|end|other)}", lambda name: tags[name[1]], text)
+    tags = {"begin": begin.strip(), "end": end.split("\n")[0], "other": other}
+    assert last_program(filled(response)) == filled(program)
 
 
 def test_tags_and_tokens_inside_a_program_stay():

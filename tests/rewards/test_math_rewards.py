@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from run_builders import rows
+from thought_builders import TAGS
 
 from exgrpo_orlhf.questions.boxes import last_box
 from exgrpo_orlhf.records import Question
@@ -123,10 +124,16 @@ def test_golds_that_are_not_text(gold, response, verdict):
     assert math.grade(Answer(gold, response)).verdict == verdict
 
 
-def test_thoughts_are_not_seen():
-    thoughts = ("<think>a</think>b", "a</think>b", "b<think>a", "b<think>a</think>")
-    for response in (*thoughts, "<think>a<think>b</think>c</think>b"):
+@pytest.mark.parametrize(("begin", "end"), TAGS)
+def test_thoughts_are_not_seen(begin, end):
+    thoughts = (f"{begin}a{end}b", f"a{end}b", f"b{begin}a", f"b{begin}a{end}", f"{begin}c{end}b{begin}a")
+    inner = ("[THINK]", "[/THINK]") if begin != "[THINK]" else ("<think>", "</think>")
+    nested = (f"{begin}a{begin}b{end}c{end}b", f"{begin}a{inner[0]}b{inner[1]}c{end}b", f"{begin}a{inner[1]}c{end}b")
+    for response in (*thoughts, *nested):
         assert visible(response) == "b", response
+    cut = (f"{begin}a", f"{begin}a{inner[0]}b{inner[1]}c", f"{begin}a{inner[1]}c")
+    for response in (*cut, f"{begin}a{end}", f"a{end}"):
+        assert visible(response) == "", response
 
 
 def test_the_last_box_with_something_in_it():
@@ -177,6 +184,13 @@ def test_what_would_never_end_is_not_begun(text, begun):
         ("<think>a</think>\\boxed{42}", False),
         ("<answer>42</answer>", False),
         ("<think>a</think><answer>42</answer> and more", False),
+        *(
+            (f"{begin}a{end}<answer>42</answer>", "solution" not in end and "RESPONSE" not in end)
+            for begin, end in TAGS
+        ),
+        ("<think>the <reasoning></think><answer>42</answer>", True),
+        ("[THINK]a</think>[/THINK]<answer>42</answer>", True),
+        ("[THINK]a[/THINK][THINK]b[/THINK]<answer>42</answer>", False),
     ],
 )
 def test_a_format_can_be_asked_for(response, fits):

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from run_builders import rows, train_small
+from thought_builders import OWN, TAGS
 
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import Grade, Question
@@ -91,10 +92,14 @@ def test_a_required_format_makes_the_sum_0_and_no_success(functions):
     assert (bare.verdict, bare.reward, dict(bare.parts)) == ("wrong", 0.0, {"math": 1.0, "polite": -0.5})
 
 
-@pytest.mark.parametrize("tag", ["think", "thinking", "THINK"])
-def test_a_box_in_a_thought_of_any_spelling_is_none_as_in_grading(tag):
-    boxed, bare = f"<{tag}>5</{tag}> \\boxed{{42}}", f"<{tag}>\\boxed{{42}}</{tag}> 42"
-    assert [in_format(Grade("correct", 1.0), "boxed", Written(text)).reward for text in (boxed, bare)] == [1.0, 0.0]
+@pytest.mark.parametrize(("begin", "end"), [*TAGS, ("<THINK>", "</THINK>"), ("<ponder>", "</ponder>")])
+def test_a_box_in_a_thought_of_any_spelling_is_none_as_in_grading(begin, end):
+    def reward(text: str, in_thought: bool = False) -> float | None:
+        return in_format(Grade("correct", 1.0), "boxed", Written(text, in_thought, tags=OWN)).reward
+
+    box = "\\boxed{42}"
+    assert [reward(f"{begin}5{end} {box}"), reward(f"{begin}{box}{end} 42"), reward(f"{begin}{box}")] == [1.0, 0.0, 0.0]
+    assert [reward(f"5{end} {box}", True), reward(f"{box}{end} 42", True), reward(box, True)] == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

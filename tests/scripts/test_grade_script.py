@@ -166,6 +166,22 @@ def test_other_kinds(tmp_path, grade):
     grade(source, tmp_path / "x.jsonl", "--kind", "maths", refused="Verifier.kind must be one of")
 
 
+def test_a_thought_that_the_prompt_opens_and_one_in_tags_of_ones_own_are_no_answers(tmp_path, grade):
+    whole = "<ponder>\\boxed{3}</ponder>\\boxed{4}"
+    texts = ("\\boxed{3}", whole.removeprefix("<ponder>"), whole.partition("</")[0], whole)
+    opened = [("user", "2+2?"), ("assistant", "<ponder>")]
+    prompts = ("2+2?<ponder>\n", [{"role": role, "content": text} for role, text in opened], "2+2?", "")
+    lines = [{"gold": "4", "response": text, "prompt": prompt} for text, prompt in zip(texts, prompts, strict=True)]
+    source, out = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    grade(source, out, "--thought-tags", "<ponder>", "</ponder>")
+    assert [row["verdict"] for row in rows(out)] == ["no_answer", "correct", "no_answer", "correct"]
+    grade(source, out, refused="--thought_tags ['<ponder>', '</ponder>'] and not None")
+    grade(source, out, "--thought-tags", "", "x", refused="Prompts.thought_tags must be two different tags")
+    source = write(source, [{**row, "prompt": "2+2?\n◁think▷"} for row in lines[:1]])
+    grade(source, tmp_path / "known.jsonl")
+    assert [row["verdict"] for row in rows(tmp_path / "known.jsonl")] == ["no_answer"]
+
+
 STYLE = """
 def brief(completions, level, **kwargs):
     shortest = min(map(len, completions))

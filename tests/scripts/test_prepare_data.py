@@ -76,13 +76,18 @@ TEN = [f"o{i}" for i in range(10)]
 
 
 GSM8K = {"question": "How much?", "answer": "4*300=<<4*300=1200>>1200 #1\n#### 1,200"}
+GOLDS = [  # as written behind ####, and as read
+    ("1,200", "1200"), ("-1,200", "-1200"), ("$1,200,300.50", "$1200300.50"), ("1,200 m", "1200 m"), ("0,1", "0,1"),
+    ("3,5", "3,5"), ("-3, 3", "-3, 3"), ("1,2,3", "1,2,3"), ("12,34", "12,34"), ("0,125", "0,125"),
+    ("1234,567", "1234,567"), ("(1,200)", "(1,200)"), ("1,200, 3,400", "1200, 3400"), ("1,200,3", "1,200,3"),
+]  # fmt: skip
 ARC = {"question": "Why?", "choices": {"text": ["so", "thus"], "label": ["1", "2"]}, "answerKey": "2"}
 PRIME = {"context": "Let $p$ be prime.", "question": "Find all n.", "final_answer": ["1", "p "]}
 LETTERED = "\n".join(f"{label}) {text}" for label, text in zip("ABCDEFGHIJ", TEN, strict=True))
 ROWS = [
     ("openr1", {"prompt": OPENR1, "reward_model": {"style": "rule", "ground_truth": "2"}}, "1+1?", "2"),
     ("svamp", {"question_concat": "4 less 3?", "Answer": "1.0"}, "4 less 3?", "1.0"),
-    ("gsm8k_train", GSM8K, "How much?", "1200"),
+    *(("gsm8k_train", {**GSM8K, "answer": f"So.\n#### {gold}"}, "How much?", read) for gold, read in GOLDS),
     ("dapo", {"prompt": DAPO, "solution": "34"}, "Find $x$.", "34"),
     ("dapo", {"prompt": "求 $y$。", "solution": "2"}, "求 $y$。", "2"),
     ("amc", {"problem": "a", "answer": 142.0}, "a", "142"),
@@ -97,6 +102,13 @@ ROWS = [
 @pytest.mark.parametrize(("name", "row", "question", "answer"), ROWS)
 def test_a_row_becomes_the_bare_question_and_its_answer(name, row, question, answer):
     assert pairs(name, row) == [(question, answer)]
+
+
+@pytest.mark.parametrize(("gold", "answer"), GOLDS)
+def test_a_file_in_its_layout_has_the_same_golds(gold, answer, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "How much?", "answer": f"So.\n#### {gold}"}) + "\n")
+    [question] = QuestionFile(str(tmp_path / "rows.jsonl")).load()
+    assert question.answer == answer
 
 
 def test_gpqa_options_are_in_an_order_of_their_own_that_stays():

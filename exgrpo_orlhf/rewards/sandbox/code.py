@@ -25,16 +25,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ...questions.thoughts import BEHIND, TAG, tag_of
 from ...records import Grade
 from ..answer import Answer, Grader
-from ..text.extraction import CHAT_TOKEN, THINK
+from ..text.extraction import CHAT_TOKEN
 from . import sandbox
 from .calls import TOLERANCE, Call, all_pass, read_assertions, read_json_call
 
 _MARK = re.compile(
     # A fence may follow a tag or a chat token, and the text after it ends where a tag begins.
-    r"(?:^|(?<=</think>)|(?<=</thinking>)|(?<=<answer>)|(?<=[|｜]>))"
-    rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>[^\n<]*)|(?P<thought>{THINK.pattern})",
+    rf"(?:^|{BEHIND}|(?<=<answer>))"
+    rf"(?P<indent>[ \t]*)(?P<fence>```+|~~~+)(?P<info>(?:(?!\[/?think\])[^\n<◁])*)|(?P<thought>{TAG.pattern})",
     re.MULTILINE | re.IGNORECASE,
 )
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d{1,4})?", re.ASCII)
@@ -97,18 +98,19 @@ def last_program(response: str) -> str | None:
     text = re.sub("[\ud800-\udfff]", "", response).lstrip("\ufeff\u200b")
     blocks: list[tuple[str, str]] = []  # tag and content
     earlier: list[tuple[str, str]] = []  # before a thought; they count if no block follows it
-    thinking = False
+    thinking = 0  # the family of the thought's tags, as `tag_of` has it
     opened: re.Match[str] | None = None
     marks = [*_MARK.finditer(text)]
     fences = [mark for mark in marks if mark["fence"]]
     for mark in marks:
         if mark["thought"]:
-            if opened is not None and not _ends_draft(text, mark, opened, fences, thinking):
+            family, ends = tag_of(mark)
+            if thinking not in (0, family) or (opened and not _ends_draft(text, mark, opened, fences, thinking > 0)):
                 continue
-            opened, ends = None, mark["thought"].startswith("</")
+            opened = None
             if ends or not thinking:
                 earlier, blocks = (earlier if ends else blocks or earlier), []
-            thinking = not ends
+            thinking = 0 if ends else family
         elif opened is None:
             if "`" not in mark["info"] or mark["fence"][0] == "~":  # ```print(1)``` opens no block
                 opened = mark
@@ -140,7 +142,7 @@ def _ends_draft(
     text: str, tag: re.Match[str], opened: re.Match[str], fences: list[re.Match[str]], thinking: bool
 ) -> bool:
     """Whether a </think> inside a block ends a thought that left the block open, and is not part of the program."""
-    if not tag["thought"].startswith("</"):
+    if not tag_of(tag)[1]:
         return False
     if thinking and not text[text.rfind("\n", 0, tag.start()) + 1 : tag.start()].strip():
         return True

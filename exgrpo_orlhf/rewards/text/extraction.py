@@ -9,6 +9,7 @@ import re
 from typing import NamedTuple
 
 from ...questions.boxes import BOX, last_box
+from ...questions.thoughts import outside
 
 LONGEST = 5_000  # characters; a longer text is no answer
 
@@ -16,7 +17,6 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]|[\ud800-\udfff]"
 )
 CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
-THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 _ANSWER = re.compile(r"<answer>", re.IGNORECASE)
 _STATEMENT = re.compile(
     r"(?:\b(?:final\s+)?answers?\b(?:\s+(?:choice|option))?\**\s*(?:is|are|=|:)\s*(?:that\s+|therefore\s+|simply\s+|just\s+)?"
@@ -57,20 +57,11 @@ class Extracted(NamedTuple):
 def visible(response: str) -> str:
     """The response without its thoughts, chat tokens and invisible characters.
 
-    The thoughts end with the last </think>, with or without a <think> before it (which may be part of the prompt); a
-    <think> that is never closed hides the rest. The text before a thought counts if there is none after it.
+    What is behind the last thought counts. A thought that is never closed hides the rest. The text before a thought
+    counts if there is none after it, and the thought has an opening tag.
     """
-    text = _INVISIBLE.sub("", response)
-    tags = list(THINK.finditer(text))
-    closing = [tag for tag in tags if tag[1]]
-    if closing:
-        rest = THINK.split(text[closing[-1].end() :])[0]
-        if not CHAT_TOKEN.sub("", rest).strip() and tags[0] is not closing[0]:
-            rest = text[: tags[0].start()]
-        text = rest
-    else:
-        text = THINK.split(text)[0]
-    return CHAT_TOKEN.sub(" ", text).strip()
+    parts = [CHAT_TOKEN.sub(" ", part).strip() for part in outside(_INVISIBLE.sub("", response))[0]]
+    return next(filter(None, reversed(parts)), "")
 
 
 def answer_part(response: str) -> tuple[str, str | None]:
