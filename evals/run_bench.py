@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,7 +107,9 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
             f"benchmark {playing[0]!r} has an environment, and --engine openai returns text, and an episode is tokens, "
             "which are never encoded again; take --engine vllm or transformers"
         )
-    builder = evaluated_model.RequestBuilder(model, _prompts(arguments, model, training), arguments.seed)
+    builder = evaluated_model.RequestBuilder(model, _prompts(arguments, model, training), arguments.seed, training)
+    asked_otherwise = _prompt_departures(builder, training, benchmarks)
+    _log_prompts(builder, training, asked_otherwise)
     engine = _engine(arguments, model)
     out = arguments.out or WORKPLACE / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
     plan = EvaluationPlan(
@@ -126,7 +128,7 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
             "template": builder.describe(),
             "seed": arguments.seed,
             "command": [Path(sys.argv[0]).name, *map(without_password, words)],
-            "asked_otherwise": _prompt_departures(builder, training),
+            "asked_otherwise": asked_otherwise,
         },
         provenance=provenance(),
     )
@@ -196,7 +198,8 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
             )
         return *evaluated_model.load(arguments.model), server
     tokenizer = arguments.tokenizer if arguments.api == "completions" else None
-    return evaluated_model.served(arguments.model, tokenizer), {}, server
+    training = evaluated_model.training_prompts(Path(tokenizer or arguments.model))  # of a checkpoint of ours
+    return evaluated_model.served(arguments.model, tokenizer), training, server
 
 
 def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]) -> Any:
@@ -216,7 +219,11 @@ def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]
         if arguments.template or source:
             option = "--template" if arguments.template else "--chat-template-from"
             raise ValueError(f"{option} cannot be used with --api chat: the server renders the prompts")
-        return Prompts(template="chat", system=arguments.system, chat_template_kwargs=_kwargs(arguments))
+        kwargs = _kwargs(arguments)
+        kwargs = training.get("chat_template_kwargs") if kwargs is None else kwargs
+        system = training.get("system") if arguments.system is None else arguments.system
+        system = row_system if system is None and arguments.row_system is not False else system
+        return Prompts(template="chat", system=system, chat_template_kwargs=kwargs)
     default = "chat" if model.tokenizer.chat_template or source else "plain"
     template = Prompts(template=arguments.template or training.get("template", default)).template
     same = template == training.get("template")
@@ -225,13 +232,19 @@ def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]
         system = row_system
         if system is None and any(training.get("row_systems", ())):
             logging.warning("the questions of training had system messages, which are not sent; --system sends one")
-    why = "" if arguments.template else " (as in training)" if training else " (of the tokenizer)"
-    of_rows = " of the questions of training" if system is not None and system == row_system else ""
-    message = "" if system is None else f", system message{of_rows} {system!r:.60}"
-    logging.info("prompts by --template %.60r%s%s", template, why, message)
     own = _kwargs(arguments)
     own = training.get("chat_template_kwargs") if own is None and same and not source else own
     return Prompts(template=template, system=system, chat_template_from=source, chat_template_kwargs=own or None)
+
+
+def _log_prompts(builder: Any, training: dict[str, Any], asked_otherwise: list[str]) -> None:
+    """Say how the questions are asked, and whether that is as in training, where it is known."""
+    if builder.encoder is None:
+        return
+    prompts = builder.prompts
+    system = "" if prompts.system is None else f", system message {prompts.system!r:.60}"
+    differences = f", not as in training: {'; '.join(asked_otherwise)}" if asked_otherwise else ", as in training"
+    logging.info("prompts by --template %.60r%s%s", prompts.template, system, differences if training else "")
 
 
 def _row_system(training: dict[str, Any]) -> str | None:
@@ -240,26 +253,34 @@ def _row_system(training: dict[str, Any]) -> str | None:
     return systems[0] if len(systems) == 1 and training.get("template") != "plain" else None
 
 
-def _prompt_departures(builder: Any, training: dict[str, Any]) -> list[str]:
+def _prompt_departures(builder: Any, training: dict[str, Any], benchmarks: Sequence[Any] = ()) -> list[str]:
     """What makes the prompts others than those of training; [] for no difference, or an unknown training."""
+    of_sets = filter(None, map(builder.departure, benchmarks))
+    return [*_template_departures(builder, training), *of_sets] if training else []
+
+
+def _template_departures(builder: Any, training: dict[str, Any]) -> list[str]:
     from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
     from exgrpo_orlhf.records import Question
 
-    prompts, probe = builder.prompts, Question.make("", "?", "?")
-    if not training:
-        return []
+    prompts, probe, system = builder.prompts, Question.make("", "?", "?"), training.get("system")
+    lost = [f"without the messages {roles} of questions of training" for roles in training.get("other_turns", ())]
+    if any(training.get("row_systems", ())) and _row_system(training) is None and not (prompts.system or system):
+        lost.append("without the system messages of questions of training")
+    if builder.encoder is None:
+        return ["rendered by the server", *lost]
     if prompts.chat_template_from:  # the tokenizer's own is gone
-        return [f"chat_template_from {prompts.chat_template_from!r:.80}"]
-    system = training.get("system")
+        return [f"chat_template_from {prompts.chat_template_from!r:.80}", *lost]
     trained = Prompts(
         template=training["template"],
         system=_row_system(training) if system is None else system,
         chat_template_kwargs=training.get("chat_template_kwargs"),
     )
     if PromptEncoder(trained, builder.model.tokenizer).render(probe) == builder.encoder.render(probe):
-        return []  # a chat template may bring the same system message
+        return lost  # a chat template may bring the same system message
     names = ("template", "system", "chat_template_kwargs")
-    return [f"{name} {getattr(prompts, name)!r}" for name in names if getattr(prompts, name) != getattr(trained, name)]
+    changes = [name for name in names if getattr(prompts, name) != getattr(trained, name)]
+    return [*(f"{name} {getattr(prompts, name)!r}" for name in changes), *lost]
 
 
 def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:

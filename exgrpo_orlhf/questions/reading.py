@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from ..records import EXTRA_INFO, Question
 from ..settings import Count, Natural, check_settings, require
+from .solutions import refuse_solutions
 from .text import Prompt, normalised
 
 logger = logging.getLogger(__name__)
@@ -32,11 +33,12 @@ _HASHES = re.compile(r"\n####[ \t]*([^\n]*\S)\s*\Z")  # GSM8K: the solution, the
 
 @dataclass(frozen=True)
 class Place:
-    """Where records are: in what, how one is called ("row"), and the number of the first one."""
+    """Where records are: in what, how one is called ("row"), the number of the first one, and their fields."""
 
     name: str
     unit: str
     first: int
+    fields: Container[str] = ()
 
     def of(self, row: int) -> str:
         return f"{self.name}, {self.unit} {row + self.first}"
@@ -150,6 +152,10 @@ class QuestionRecords:
                 break
         if not questions:
             raise ValueError(f"{place.name} holds no questions; was it written to the end?")
+        others = [name for name in _COMMON["prompt"] if name in place.fields and name != layout[0]]
+        remedy = f"set {self._owner}.prompt = {others[0]!r}, or " if others else ""
+        remedy += f"leave that part of {layout[0]!r} out of the rows"
+        refuse_solutions([*questions.values()], lambda question: place.of(question.meta["row"]), remedy)
         if layout != (self.prompt, self.answer):
             text = "%s: questions are read from column %r and answers from %r; %s.prompt and .answer name others"
             logger.info(text, place.name, *layout, self._owner)
