@@ -88,14 +88,17 @@ _GIN: dict[str, Callable[..., Any]] = {
 _NAMES = tuple(_GIN)
 
 
-def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
+def load(
+    files: Sequence[str | Path] | str | Path, overrides: Sequence[str] = (), seed: int | None = None
+) -> Experiment:
     """Read gin files and `--set` bindings and build the experiment they describe.
 
     Files are looked up as given, then in the project's gin/ folder, then in the project's folder. Where nothing but
     base.gin binds a model or questions, the toy (gin/toy.gin) is read after base.gin.
-    seed: takes the place of train.seed
+    files, overrides: several, or one; seed: takes the place of train.seed
     Raises ConfigError.
     """
+    files, overrides = ([one] if isinstance(one, str | Path) else one for one in (files, overrides))
     experiment: Experiment = _load(_build, files, overrides, seed)
     return experiment
 
@@ -138,11 +141,20 @@ def _load(
         message = str(error).split("\n  In call to configurable")[0].strip()  # which gin adds
         named_there = {} if isinstance(error, ConfigError) else made_at
         places = [
-            f"{name} is bound in {where}"
-            for name, where in named_there.items()
+            f"{name} is {_binding(name, made_at)}"
+            for name in named_there
             if re.search(rf"(?<!\w){re.escape(name.rpartition('/')[2])}(?!\w)", message)
         ]
         raise ConfigError(message + (f" ({'; '.join(places)})" if places else "")) from error
+
+
+def _binding(name: str, made_at: Mapping[str, str]) -> str:
+    """Where a setting is bound, or the macro that it refers to."""
+    value = gin.query_parameter(name)
+    if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
+        macro = f"%{'/'.join(value.scopes)}"
+        return f"{macro}, bound in {made_at[macro]}"
+    return f"bound in {made_at[name]}"
 
 
 def _make(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +232,10 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
         "tracking": _make("Tracking"),
         "fresh": _make("FreshSampler"),
     }
-    if (suite := built["evaluation"].disjoint_from) is not None:
+    evaluation = built["evaluation"]
+    if evaluation.temperature == 0 and evaluation.top_p < 1:
+        log.warning("Evaluation.top_p = %r has no effect: Evaluation.temperature = 0 is greedy", evaluation.top_p)
+    if (suite := evaluation.disjoint_from) is not None:
         project_definitions().suite(suite)  # said now if there is no such suite, not after the model is made
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
     local = settings.engine == "local"

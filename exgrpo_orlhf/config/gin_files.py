@@ -70,10 +70,15 @@ def statements(text: str, name: str, classes: tuple[str, ...]) -> Sequence[Any]:
         parser = config_parser.ConfigParser(io.StringIO(text), gin.config.ParserDelegate())
         return tuple(parser)
     except SyntaxError as error:
-        word = re.search(r"Failed to parse token '(\w+)'", error.msg)
+        line_text = error.text or text
+        whole = re.search(r"^[^=]*=\s*([^\s'\"([{@%#][^#]*?)\s*(?:#.*)?$", line_text)  # of a path more than a word
+        word = whole or re.search(r"Failed to parse token '(\w+)'", error.msg)
         hint = (
-            f"{word[1]} is no value; a text needs quotes ('{word[1]}'), True, False and None a capital" if word else ""
+            f"{word[1]} is no value; a text needs quotes ({word[1]!r}), True, False and None a capital" if word else ""
         )
+        if whole and name.startswith("--set"):  # a shell takes quotes away
+            quoted = repr(whole[1]).replace('"', '\\"')
+            hint += f'; in a shell --set "{line_text[: whole.start(1)]}{quoted}"'
         if re.match(r"[\w.]+:(\s|$)", (error.text or "").strip()):
             hint = "this is YAML, not gin: a binding is written as train.steps = 200"
         line, message = error.lineno, f"{hint or error.msg}: {(error.text or text).strip()!r}"
