@@ -64,6 +64,7 @@ def main() -> int:
 def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     parser = _run_parser()
     arguments = arguments or parser.parse_args(words)
+    _settle_engine(arguments)
     if arguments.model and arguments.engine != "openai":
         _require_model(arguments.model)
     import transformers
@@ -89,6 +90,8 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     benchmarks = [*(definitions.suite(arguments.suite) if arguments.suite else ()), *map(definitions.benchmark, names)]
     settings = _options(arguments, "samples", "temperature", "top_p", "max_tokens")
     benchmarks = [override(each, **settings) for each in dict.fromkeys(benchmarks)]
+    if greedy := [each.name for each in benchmarks if each.temperature == 0 and each.top_p < 1]:
+        logging.warning("top-p has no effect on %s: temperature 0 is greedy decoding", ", ".join(greedy))
     model, training, server = _model(arguments)
     available, not_run = [], {}
     for benchmark in benchmarks:
@@ -147,6 +150,37 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     return 0
 
 
+_OF_ENGINES: dict[str, tuple[tuple[str, ...], Any]] = {  # option: the engines that read it, its default
+    "tokenizer": (("openai",), None),
+    "base_url": (("openai",), None),
+    "api": (("openai",), "completions"),
+    "concurrency": (("openai",), 64),
+    "key_variable": (("openai",), "OPENAI_API_KEY"),
+    "tensor_parallel": (("vllm",), 1),
+    "replicas": (("vllm",), 1),
+    "gpu_memory": (("vllm",), 0.9),
+    "device": (("transformers",), "auto"),
+    "threads": (("transformers",), 1),
+    "rows": (("transformers",), 64),
+    "dtype": (("vllm", "transformers"), "auto"),
+}
+
+
+def _settle_engine(arguments: argparse.Namespace) -> None:
+    """Choose the engine and fill in the options of engines. Raises ValueError for one that the engine does not read."""
+    if arguments.engine == "auto" and not arguments.list:
+        arguments.engine = "vllm" if find_spec("vllm") else "transformers"
+        logging.info("--engine %s", arguments.engine)
+    for name, (engines, default) in _OF_ENGINES.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+        elif arguments.engine not in engines:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is for --engine {' or '.join(engines)}, and this is --engine "
+                f"{arguments.engine}: give that engine, or leave the option out"
+            )
+
+
 def _require_model(name: str) -> None:
     """Refuse a model that is not there before the imports that take seconds."""
     from exgrpo_orlhf import weights
@@ -182,10 +216,6 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
     from exgrpo_orlhf.evaluation import evaluated_model
 
     if arguments.engine != "openai":
-        if arguments.tokenizer:
-            raise ValueError("--tokenizer is for --engine openai: other engines load the model's own tokenizer")
-        if arguments.base_url:
-            raise ValueError("--base-url is for --engine openai: give that too, other engines load the model's weights")
         return *evaluated_model.load(arguments.model), {}
     if not arguments.base_url:
         raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
@@ -197,9 +227,10 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
                 "--api chat, where the server writes them"
             )
         return *evaluated_model.load(arguments.model), server
-    tokenizer = arguments.tokenizer if arguments.api == "completions" else None
-    training = evaluated_model.training_prompts(Path(tokenizer or arguments.model))  # of a checkpoint of ours
-    return evaluated_model.served(arguments.model, tokenizer), training, server
+    if arguments.api == "chat" and arguments.tokenizer:
+        raise ValueError("--tokenizer cannot be used with --api chat: the server renders the prompts")
+    training = evaluated_model.training_prompts(Path(arguments.tokenizer or arguments.model))  # of a checkpoint of ours
+    return evaluated_model.served(arguments.model, arguments.tokenizer), training, server
 
 
 def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]) -> Any:
@@ -285,9 +316,6 @@ def _template_departures(builder: Any, training: dict[str, Any]) -> list[str]:
 
 def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
     """A function that makes the engine. What can be checked before is checked now."""
-    if arguments.engine == "auto":
-        arguments.engine = "vllm" if find_spec("vllm") else "transformers"
-        logging.info("--engine %s", arguments.engine)
     if arguments.engine == "openai":
         from exgrpo_orlhf.sampling.openai_server import ServerSampler
 
@@ -387,19 +415,19 @@ def _run_parser() -> argparse.ArgumentParser:
     prompts.add_argument("--tokenizer", help="openai: folder or hub id of the served model's tokenizer")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--engine", choices=("auto", "vllm", "transformers", "openai"), default="auto")
-    engine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    engine.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), help="vllm and transformers")
     engine.add_argument("--seed", type=int, default=0)
-    engine.add_argument("--device", default="auto", help="transformers: cpu, cuda, cuda:1")
-    engine.add_argument("--threads", type=positive, default=1, help="transformers: of the CPU (default 1)")
-    engine.add_argument("--rows", type=positive, default=64, help="transformers: responses at a time (default 64)")
-    engine.add_argument("--tensor-parallel", type=positive, default=1, help="vllm: GPUs of one replica")
-    engine.add_argument("--replicas", type=positive, default=1, help="vllm: copies of the model")
-    engine.add_argument("--gpu-memory", type=float, default=0.9, help="vllm: share of the GPU's memory (default 0.9)")
+    engine.add_argument("--device", help="transformers: cpu, cuda, cuda:1 (default: the GPU if there is one)")
+    engine.add_argument("--threads", type=positive, help="transformers: of the CPU (default 1)")
+    engine.add_argument("--rows", type=positive, help="transformers: responses at a time (default 64)")
+    engine.add_argument("--tensor-parallel", type=positive, help="vllm: GPUs of one replica (default 1)")
+    engine.add_argument("--replicas", type=positive, help="vllm: copies of the model (default 1)")
+    engine.add_argument("--gpu-memory", type=float, help="vllm: share of the GPU's memory (default 0.9)")
     engine.add_argument("--base-url", help="openai: of the server, such as http://127.0.0.1:8000/v1")
-    engine.add_argument("--api", choices=("completions", "chat"), default="completions", help="openai")
-    engine.add_argument("--concurrency", type=positive, default=64, help="openai: requests at a time")
+    engine.add_argument("--api", choices=("completions", "chat"), help="openai (default completions)")
+    engine.add_argument("--concurrency", type=positive, help="openai: requests at a time (default 64)")
     engine.add_argument(
-        "--key-variable", default="OPENAI_API_KEY", help="openai: the environment variable that holds the key"
+        "--key-variable", help="openai: the environment variable that holds the key (default OPENAI_API_KEY)"
     )
     _add_grading(parser)
     parser.add_argument("--no-mlflow", action="store_true", help="write files only")

@@ -225,6 +225,15 @@ def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
     assert shown.endswith("bbc<|assistant|>'")
 
 
+def test_top_p_of_greedy_decoding_is_said_to_have_no_effect(byte_model, bench, tmp_path, caplog):
+    words = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1)
+    for top_p, temperature, warned in ((0.5, 0, 1), (1.0, 0, 0), (0.5, 1, 0)):
+        caplog.clear()
+        sampling = ("--top-p", top_p, "--temperature", temperature)
+        bench("--model", byte_model, *words, *sampling, "--out", tmp_path / f"{top_p}-{temperature}")
+        assert [text.startswith("top-p has no effect on mine") for text in caplog.messages].count(True) == warned
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -232,7 +241,32 @@ def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
         (["--row-system", "--system", "x"], "--row-system cannot be used with --system"),
         (["--template", "nowhere"], "Prompts.template must be a text"),
         (["--tokenizer", "here"], "--tokenizer is for --engine openai"),
-        (["--base-url", "http://localhost:1/v1"], "--base-url is for --engine openai"),
+        (
+            ["--base-url", "http://localhost:1/v1"],
+            "--base-url is for --engine openai, and this is --engine transformers",
+        ),
+        (["--api", "chat"], "--api is for --engine openai"),
+        (["--api", "completions"], "--api is for --engine openai"),  # the default, but nothing reads it
+        (["--concurrency", 8], "--concurrency is for --engine openai"),
+        (["--key-variable", "KEY"], "--key-variable is for --engine openai"),
+        (["--tensor-parallel", 1], "--tensor-parallel is for --engine vllm"),
+        (["--replicas", 2], "--replicas is for --engine vllm"),
+        (["--gpu-memory", 0.5], "--gpu-memory is for --engine vllm"),
+        *(
+            (
+                ["--engine", engine, f"--{name}", value],
+                f"--{name} is for --engine {engines}, and this is --engine {engine}",
+            )
+            for engine in ("vllm", "openai")
+            for name, value, engines in (
+                *(("device", "cpu", "transformers"), ("threads", 1, "transformers"), ("rows", 4, "transformers")),
+                *((("dtype", "float32", "vllm or transformers"),) if engine == "openai" else ()),
+            )
+        ),
+        (
+            ["--engine", "openai", "--base-url", "http://localhost:1/v1", "--api", "chat", "--tokenizer", "here"],
+            "--tokenizer cannot be used with --api chat",
+        ),
         (["--chat-template-kwargs", "thinking"], "--chat-template-kwargs takes a JSON object such as"),
         (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs takes a JSON object such as"),
     ],
