@@ -113,7 +113,7 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     builder = evaluated_model.RequestBuilder(model, _prompts(arguments, model, training), arguments.seed, training)
     asked_otherwise = _prompt_departures(builder, training, benchmarks)
     _log_prompts(builder, training, asked_otherwise)
-    engine = _engine(arguments, model)
+    engine = _engine(arguments, model, builder.prompts)
     out = arguments.out or WORKPLACE / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
     plan = EvaluationPlan(
         builder=builder,
@@ -314,7 +314,7 @@ def _template_departures(builder: Any, training: dict[str, Any]) -> list[str]:
     return [*(f"{name} {getattr(prompts, name)!r}" for name in changes), *lost]
 
 
-def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
+def _engine(arguments: argparse.Namespace, model: Any, prompts: Any) -> Callable[[], Any]:
     """A function that makes the engine. What can be checked before is checked now."""
     if arguments.engine == "openai":
         from exgrpo_orlhf.sampling.openai_server import ServerSampler
@@ -325,7 +325,7 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
             arguments.model,
             key=key,
             **_options(arguments, "api", "concurrency"),
-            chat_template_kwargs=_kwargs(arguments) if arguments.api == "chat" else None,
+            chat_template_kwargs=prompts.chat_template_kwargs if arguments.api == "chat" else None,
         )
         server.check_server()
         return lambda: server

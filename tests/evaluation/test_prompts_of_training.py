@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 
 import pytest
 from eval_builders import HERE, definition, results, samples
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
 from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.evaluation.benchmarks import Benchmark
+from exgrpo_orlhf.evaluation.sets import BenchmarkSet
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 
@@ -223,6 +225,31 @@ def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
     assert len(shown) < 1100
     assert "'<|user|>abb" in shown
     assert shown.endswith("bbc<|assistant|>'")
+
+
+def test_a_server_of_a_checkpoint_is_asked_as_in_training_as_far_as_it_is_known(script, byte_model, tmp_path):
+    checkpoint = shutil.copytree(byte_model, tmp_path / "run" / "checkpoint-3")
+    (checkpoint / "trainer").mkdir()
+    identity = {"Prompts.template": "'chat'", "Prompts.system": "'Be brief.'"}
+    state = {"step": 3, "identity": identity, "prompt": {"around": ["", BOX]}}
+    (checkpoint / "trainer" / "state.json").write_text(json.dumps(state))
+    asked = (("system", "Be brief."), ("user", f"2+2?{BOX}"))
+    for words, departures in (
+        (("--model", checkpoint), []),
+        (("--model", "served", "--tokenizer", checkpoint), []),
+        (("--model", checkpoint, "--api", "chat"), ["rendered by the server"]),
+        (("--model", "served", "--api", "chat"), []),  # nothing is known of its training
+    ):
+        arguments = ["--engine", "openai", "--base-url", "http://127.0.0.1:9/v1", *map(str, words)]
+        arguments = script._run_parser().parse_args(arguments)
+        script._settle_engine(arguments)
+        model, training, _ = script._model(arguments)
+        builder = evaluated_model.RequestBuilder(model, script._prompts(arguments, model, training), 0, training)
+        benchmark = Benchmark("mine", "Mine", "math", 1, 0.0, 1.0, 8)
+        question = Question.make("mine", "2+2?", "4")
+        [request] = builder.requests([BenchmarkSet(benchmark, ((0, question),), 1, "here", ())])
+        assert (request.messages == asked) == bool(training)
+        assert script._prompt_departures(builder, training, [benchmark]) == departures
 
 
 def test_top_p_of_greedy_decoding_is_said_to_have_no_effect(byte_model, bench, tmp_path, caplog):
