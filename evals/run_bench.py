@@ -23,6 +23,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -286,7 +287,13 @@ def _row_system(training: dict[str, Any]) -> str | None:
 
 def _prompt_departures(builder: Any, training: dict[str, Any], benchmarks: Sequence[Any] = ()) -> list[str]:
     """What makes the prompts others than those of training; [] for no difference, or an unknown training."""
-    of_sets = filter(None, map(builder.departure, benchmarks))
+    as_trained = [builder.instruction(replace(benchmark, ask="")) for benchmark in benchmarks]
+    asked = [builder.instruction(benchmark) for benchmark in benchmarks]
+    of_sets = [
+        f"{benchmark.title}: ask {benchmark.ask!r}"
+        for benchmark, now, then in zip(benchmarks, asked, as_trained, strict=True)
+        if now != then
+    ]
     return [*_template_departures(builder, training), *of_sets] if training else []
 
 

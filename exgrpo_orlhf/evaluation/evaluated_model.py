@@ -226,14 +226,9 @@ class RequestBuilder:
         return player_of(benchmark.environment, self.encoder, benchmark.max_tokens)
 
     def instruction(self, benchmark: Benchmark) -> str | None:
-        """What each question of a benchmark gets, for a reader: words before it …, words below it; None for none."""
+        """The words before each question of a benchmark (…) and below it, for a reader; None for none."""
         before, below = self._around(benchmark)
         return (f"{before}…" if before else "") + below.strip() or None
-
-    def departure(self, benchmark: Benchmark) -> str | None:
-        """What stands around the questions of a benchmark and did not in training; None for no difference."""
-        same = not self.training or self._around(benchmark) == self._around(replace(benchmark, ask=""))
-        return None if same else f"{benchmark.title}: ask {benchmark.ask!r}"
 
     def _around(self, benchmark: Benchmark) -> tuple[str, str]:
         """The words before and below each question. A checkpoint of this trainer is asked in those of its training,

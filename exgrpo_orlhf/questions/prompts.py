@@ -20,6 +20,7 @@ from ..files import read_text
 from ..records import Message, Question
 from ..settings import Count, check_settings, require
 from ..weights import first_line
+from .asked import asked_in_training
 from .special_tokens import SpecialTokens
 from .templates import TEMPLATES, Template, take_chat_template, template_kwargs
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
-_SAYS_HOW = re.compile(r"boxed|####|<answer>|answer:|(?:final|your) answer", re.IGNORECASE)
 _PROBE = Question.make("the first check", "1", "1")  # a digit, which even the tokenizers of the tiny models have
 
 
@@ -154,9 +154,7 @@ class PromptEncoder:
         """`check_prompts` the questions of a run, those of training and those of validation, and log a prompt.
 
         Returns what a checkpoint records, so that benchmarks are asked as in training: `template`, if it is a text of
-        the user's own, `row_systems`, the system messages (None: no message) of training questions, two at most,
-        `around`, the words before and below each question that say how to answer (`words_around`), and `other_turns`,
-        the roles of questions that are not one message of the user, two at most.
+        the user's own, and what `asked_in_training` says.
         """
         self.check_prompts([*questions, *validation])
         prompt = repr(self.tokenizer.decode(self.encode(questions[0])))
@@ -166,15 +164,8 @@ class PromptEncoder:
         around = [self.render(Question.make("", (*turns[:-1], (turns[-1][0], "…")), "1")) for turns in first]
         if around[0] != around[-1]:
             log.warning("prompts of validation differ from those of training around the question: %.999r", around[-1])
-        systems = {question.prompt[0][1] if question.prompt[0][0] == "system" else None: None for question in questions}
-        roles = {", ".join(role for role, _ in _messages(question) if role != "system") for question in questions}
-        record: dict[str, Any] = {} if self.settings.template in TEMPLATES else {"template": self.settings.template}
-        if any(words := words_around(questions)):
-            record["around"] = [*words]
-            log.info("benchmarks will be asked with the words around every question of training: %r … %r", *words)
-        if other := sorted(roles - {"user"})[:2]:
-            record["other_turns"] = other
-        return {**record, "row_systems": [*systems][:2]} if any(systems) and self.settings.system is None else record
+        record = {} if self.settings.template in TEMPLATES else {"template": self.settings.template}
+        return {**record, **asked_in_training([_messages(question) for question in questions], self.settings.system)}
 
     def check_prompts(self, questions: Sequence[Question]) -> None:
         """Encode all questions, so that a prompt that cannot be used stops the run before it starts.
@@ -353,16 +344,6 @@ def opens_thought(prompt: str, turns: Sequence[Message] = ()) -> bool:
     if turns and turns[-1][0] == "assistant":
         return re.search(r"<think(?:ing)?>(?!.*</think)", turns[-1][1], re.DOTALL | re.IGNORECASE) is not None
     return re.search(r"<think(?:ing)?>\s*\Z", prompt, re.IGNORECASE) is not None
-
-
-def words_around(questions: Sequence[Question]) -> tuple[str, str]:
-    """The words before and below what is asked that all questions share, if they say how to answer; else ('', '')."""
-    texts = [next((text for role, text in _messages(question)[::-1] if role == "user"), "") for question in questions]
-    before = re.sub(r"\S*\Z", "", os.path.commonprefix(texts))  # noqa: RUF071, by characters
-    reversed_ends = [text[len(before) :][::-1] for text in texts]
-    below = re.sub(r"\A\S*", "", os.path.commonprefix(reversed_ends)[::-1])  # noqa: RUF071
-    says_how = len(set(texts)) > 1 and _SAYS_HOW.search(before + below)
-    return (before, below) if says_how else ("", "")
 
 
 def _messages(question: Question) -> list[Message]:

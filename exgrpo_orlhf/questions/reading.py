@@ -120,8 +120,8 @@ class QuestionRecords:
         """The distinct questions in their order; meta["row"] is the first row (from 0) that asks each.
 
         own_name: the source of questions whose record does not say it
-        Raises ValueError for a record that cannot be used, for an answer that contradicts an earlier one, and if there
-        are no questions.
+        Raises ValueError for a record that cannot be used, for an answer that contradicts an earlier one, for prompts
+        that hold their solution, and if there are no questions.
         """
         questions: dict[str, Question] = {}
         by_text: dict[str, Question] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from ..records import Question
@@ -19,16 +18,19 @@ def refuse_solutions(questions: Sequence[Question], where: Callable[[Question], 
     box or behind ####. A turn or a box that mostly stands with other answers is the beginning of a response, or an
     example. where: of a question's row; remedy: for the message
     """
-    turns, marked = (defaultdict[str, list[Question | None]](list) for _ in range(2))  # None: with another answer
+    turns: dict[str, list[Question | None]] = {}  # None: with another answer
+    marked: dict[str, list[Question | None]] = {}
     for question in questions:
         messages = [("user", question.prompt)] if isinstance(question.prompt, str) else [*question.prompt]
         answers = question.answer if isinstance(question.answer, tuple) else (question.answer,)
         golds = [_without_commas(str(answer).strip()) for answer in answers]
         if messages[-1][0] == "assistant":
             text = messages.pop()[1]
-            turns[text].append(question if _holds(text, golds) else None)
+            turns.setdefault(text, []).append(question if _holds(text, golds) else None)
         for mark in {mark for _, text in messages for mark in _marks(text)}:
-            marked[mark].append(question if mark in map(normalised_answer, golds) else None)
+            marked.setdefault(mark, []).append(question if mark in map(normalised_answer, golds) else None)
+    # The same turn for different answers, such as "Yes or no?", is the beginning of a response.
+    turns = {text: each for text, each in turns.items() if len({one.answer_text for one in each if one}) < 2}
     few = max(_FEW, _SHARE * len(questions))
     for texts, least, what in ((turns, 0, "end in a turn of the assistant with"), (marked, few, "have in a box")):
         own = [one for each in texts.values() if len(each) < 2 * max(1, len([*filter(None, each)])) for one in each]

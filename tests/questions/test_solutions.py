@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
-from exgrpo_orlhf.questions.prepare import convert
+from exgrpo_orlhf.questions.prepare import convert, prepare
 from exgrpo_orlhf.questions.question_files import read_rows
 
 USER, DONE, FORM = "What is {i}*100 + 37?", "<think>\n{i}00 and 37</think>\n", "Put the answer in \\boxed{{}}."
@@ -82,6 +83,7 @@ def test_a_solution_in_the_prompt_is_refused_and_the_remedies_work(turns, n, sol
         ((USER, "<think>\n"), 9, 0),  # a response that has begun
         ((USER, "Step 137:"), 9, 0),
         ((USER, DONE + "\\boxed{{"), 9, 0),
+        ((USER, "Of 137, 237, 337, 437, 537, 637, 737, 837 and 937 it is"), 9, 0),  # the same one for every question
         ((USER, DONE + "It is {sign}."), 9, 2),  # a hint that ends in the answer now and then
         ((USER, "{i}00 + 30 is"), 9, 0),
         ((USER + " Fill in \\boxed{{{sign}}}!",), 9, 3),  # a few rows
@@ -102,6 +104,20 @@ def test_another_spelling_of_the_answer_is_the_answer_too(gold, shown, tmp_path)
     (tmp_path / "q.jsonl").write_text(json.dumps({"messages": messages, "answer": [gold, "7"]}) + "\n")
     with pytest.raises(ValueError, match="line 1: 1 of 1 prompts, this one first, end in a turn of the assistant"):
         QuestionFile(str(tmp_path / "q.jsonl"), prompt="messages", answer="answer", source=None).load()
+
+
+def test_a_public_set_whose_questions_hold_the_solution_is_not_prepared(tmp_path, monkeypatch):
+    table = [
+        {"prompt": f"{row['problem']} \\boxed{{{row['answer']}}}", "solution": row["answer"]} for row in rows((), 9, 9)
+    ]
+    monkeypatch.setattr("exgrpo_orlhf.questions.prepare.load_table", lambda *_: datasets.Dataset.from_list(table))
+    (copies := tmp_path / "copies" / PUBLIC_SETS["dapo"].id).mkdir(parents=True)
+    with pytest.raises(
+        ValueError, match=r"by the entry 'dapo' in exgrpo_orlhf/questions/catalogue.py: .*9 of 9 prompts"
+    ):
+        prepare(PUBLIC_SETS["dapo"], tmp_path / "out", tmp_path / "copies", any_rows=True)
+    assert copies.exists()
+    assert not [*(tmp_path / "out").glob("*.parquet")]
 
 
 def test_what_is_prepared_holds_no_solution(tmp_path):
