@@ -98,7 +98,8 @@ def load(
     files, overrides: several, or one; seed: takes the place of train.seed
     Raises ConfigError.
     """
-    files, overrides = ([one] if isinstance(one, str | Path) else one for one in (files, overrides))
+    files = [files] if isinstance(files, str | Path) else files
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     experiment: Experiment = _load(_build, files, overrides, seed)
     return experiment
 
