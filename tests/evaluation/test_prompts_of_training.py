@@ -123,11 +123,13 @@ def test_what_the_chat_template_took_in_training_it_takes_in_evaluation(
     aside = ("--chat-template-kwargs", '{"enable_thinking": true}')
     assert prompt_of(prompts, model=model) == (silent, [])
     assert prompt_of(prompts, *aside, model=model) == (aloud, ["chat_template_kwargs {'enable_thinking': True}"])
-    block = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1)
+    math = definition(tmp_path, verifier='"math"')
+    block = ("--definitions", math, "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1)
     for words, ending in (((), silent), (aside, aloud)):
         bench("--model", tmp_path / "run" / "checkpoint-1", *block, *words, "--out", tmp_path / f"out{len(words)}")
         text = (tmp_path / f"out{len(words)}" / "mine" / "samples.jsonl").read_text(encoding="utf-8")
-        assert json.loads(text.splitlines()[0])["prompt"].endswith(ending.partition("\n")[2])
+        line = json.loads(text.splitlines()[0])
+        assert line["prompt"] == ending.replace("2+2?", line["question"]), "no request for a box, as in training"
     with pytest.raises(UnusableCheckpoint, match="chat_template_kwargs"):
         train_small(byte_model, tmp_path / "run", *bindings, "train.steps = 2", resume=True)
 
