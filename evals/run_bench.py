@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -65,6 +65,7 @@ def main() -> int:
 def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     parser = _run_parser()
     arguments = arguments or parser.parse_args(words)
+    _settle_engine(arguments)
     if arguments.model and arguments.engine != "openai":
         _require_model(arguments.model)
     import transformers
@@ -90,6 +91,8 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     benchmarks = [*(definitions.suite(arguments.suite) if arguments.suite else ()), *map(definitions.benchmark, names)]
     settings = _options(arguments, "samples", "temperature", "top_p", "max_tokens")
     benchmarks = [override(each, **settings) for each in dict.fromkeys(benchmarks)]
+    if greedy := [each.name for each in benchmarks if each.temperature == 0 and each.top_p < 1]:
+        logging.warning("top-p has no effect on %s: temperature 0 is greedy decoding", ", ".join(greedy))
     model, training, server = _model(arguments)
     available, not_run = [], {}
     for benchmark in benchmarks:
@@ -108,8 +111,10 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
             f"benchmark {playing[0]!r} has an environment, and --engine openai returns text, and an episode is tokens, "
             "which are never encoded again; take --engine vllm or transformers"
         )
-    builder = evaluated_model.RequestBuilder(model, _prompts(arguments, model, training), arguments.seed)
-    engine = _engine(arguments, model)
+    builder = evaluated_model.RequestBuilder(model, _prompts(arguments, model, training), arguments.seed, training)
+    asked_otherwise = _prompt_departures(builder, training, benchmarks)
+    _log_prompts(builder, training, asked_otherwise)
+    engine = _engine(arguments, model, builder.prompts)
     out = arguments.out or WORKPLACE / "results" / f"{model.name}-{arguments.suite or '+'.join(names)}"
     plan = EvaluationPlan(
         builder=builder,
@@ -127,7 +132,7 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
             "template": builder.describe(),
             "seed": arguments.seed,
             "command": [Path(sys.argv[0]).name, *map(without_password, words)],
-            "asked_otherwise": _prompt_departures(builder, training),
+            "asked_otherwise": asked_otherwise,
         },
         provenance=provenance(),
     )
@@ -144,6 +149,37 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
 
         log_results(out, results, default_uri=f"sqlite:///{WORKPLACE / 'mlflow.db'}", experiment=arguments.experiment)
     return 0
+
+
+_OF_ENGINES: dict[str, tuple[tuple[str, ...], Any]] = {  # option: the engines that read it, its default
+    "tokenizer": (("openai",), None),
+    "base_url": (("openai",), None),
+    "api": (("openai",), "completions"),
+    "concurrency": (("openai",), 64),
+    "key_variable": (("openai",), "OPENAI_API_KEY"),
+    "tensor_parallel": (("vllm",), 1),
+    "replicas": (("vllm",), 1),
+    "gpu_memory": (("vllm",), 0.9),
+    "device": (("transformers",), "auto"),
+    "threads": (("transformers",), 1),
+    "rows": (("transformers",), 64),
+    "dtype": (("vllm", "transformers"), "auto"),
+}
+
+
+def _settle_engine(arguments: argparse.Namespace) -> None:
+    """Choose the engine and fill in the options of engines. Raises ValueError for one that the engine does not read."""
+    if arguments.engine == "auto" and not arguments.list:
+        arguments.engine = "vllm" if find_spec("vllm") else "transformers"
+        logging.info("--engine %s", arguments.engine)
+    for name, (engines, default) in _OF_ENGINES.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+        elif arguments.engine not in engines:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is for --engine {' or '.join(engines)}, and this is --engine "
+                f"{arguments.engine}: give that engine, or leave the option out"
+            )
 
 
 def _require_model(name: str) -> None:
@@ -181,10 +217,6 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
     from exgrpo_orlhf.evaluation import evaluated_model
 
     if arguments.engine != "openai":
-        if arguments.tokenizer:
-            raise ValueError("--tokenizer is for --engine openai: other engines load the model's own tokenizer")
-        if arguments.base_url:
-            raise ValueError("--base-url is for --engine openai: give that too, other engines load the model's weights")
         return *evaluated_model.load(arguments.model), {}
     if not arguments.base_url:
         raise ValueError("--engine openai needs --base-url, such as http://127.0.0.1:8000/v1")
@@ -196,8 +228,10 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any], dict[str
                 "--api chat, where the server writes them"
             )
         return *evaluated_model.load(arguments.model), server
-    tokenizer = arguments.tokenizer if arguments.api == "completions" else None
-    return evaluated_model.served(arguments.model, tokenizer), {}, server
+    if arguments.api == "chat" and arguments.tokenizer:
+        raise ValueError("--tokenizer cannot be used with --api chat: the server renders the prompts")
+    training = evaluated_model.training_prompts(Path(arguments.tokenizer or arguments.model))  # of a checkpoint of ours
+    return evaluated_model.served(arguments.model, arguments.tokenizer), training, server
 
 
 def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]) -> Any:
@@ -219,7 +253,10 @@ def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]
             option = "--template" if arguments.template else "--chat-template-from"
             raise ValueError(f"{option} cannot be used with --api chat: the server renders the prompts")
         kwargs = _kwargs(arguments)
-        return Prompts(template="chat", system=arguments.system, chat_template_kwargs=kwargs, thought_tags=tags)
+        kwargs = training.get("chat_template_kwargs") if kwargs is None else kwargs
+        system = training.get("system") if arguments.system is None else arguments.system
+        system = row_system if system is None and arguments.row_system is not False else system
+        return Prompts(template="chat", system=system, chat_template_kwargs=kwargs, thought_tags=tags)
     default = "chat" if model.tokenizer.chat_template or source else "plain"
     template = Prompts(template=arguments.template or training.get("template", default)).template
     same = template == training.get("template")
@@ -228,14 +265,20 @@ def _prompts(arguments: argparse.Namespace, model: Any, training: dict[str, Any]
         system = row_system
         if system is None and any(training.get("row_systems", ())):
             logging.warning("the questions of training had system messages, which are not sent; --system sends one")
-    why = "" if arguments.template else " (as in training)" if training else " (of the tokenizer)"
-    of_rows = " of the questions of training" if system is not None and system == row_system else ""
-    message = "" if system is None else f", system message{of_rows} {system!r:.60}"
-    logging.info("prompts by --template %.60r%s%s", template, why, message)
     own = _kwargs(arguments)
     own = training.get("chat_template_kwargs") if own is None and same and not source else own
     prompts = Prompts(template=template, system=system, chat_template_from=source, chat_template_kwargs=own or None)
     return replace(prompts, thought_tags=tags)
+
+
+def _log_prompts(builder: Any, training: dict[str, Any], asked_otherwise: list[str]) -> None:
+    """Say how the questions are asked, and whether that is as in training, where it is known."""
+    if builder.encoder is None:
+        return
+    prompts = builder.prompts
+    system = "" if prompts.system is None else f", system message {prompts.system!r:.60}"
+    differences = f", not as in training: {'; '.join(asked_otherwise)}" if asked_otherwise else ", as in training"
+    logging.info("prompts by --template %.60r%s%s", prompts.template, system, differences if training else "")
 
 
 def _row_system(training: dict[str, Any]) -> str | None:
@@ -244,33 +287,44 @@ def _row_system(training: dict[str, Any]) -> str | None:
     return systems[0] if len(systems) == 1 and training.get("template") != "plain" else None
 
 
-def _prompt_departures(builder: Any, training: dict[str, Any]) -> list[str]:
+def _prompt_departures(builder: Any, training: dict[str, Any], benchmarks: Sequence[Any] = ()) -> list[str]:
     """What makes the prompts others than those of training; [] for no difference, or an unknown training."""
+    as_trained = [builder.instruction(replace(benchmark, ask="")) for benchmark in benchmarks]
+    asked = [builder.instruction(benchmark) for benchmark in benchmarks]
+    of_sets = [
+        f"{benchmark.title}: ask {benchmark.ask!r}"
+        for benchmark, now, then in zip(benchmarks, asked, as_trained, strict=True)
+        if now != then
+    ]
+    return [*_template_departures(builder, training), *of_sets] if training else []
+
+
+def _template_departures(builder: Any, training: dict[str, Any]) -> list[str]:
     from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
     from exgrpo_orlhf.records import Question
 
-    prompts, probe = builder.prompts, Question.make("", "?", "?")
-    if not training:
-        return []
+    prompts, probe, system = builder.prompts, Question.make("", "?", "?"), training.get("system")
+    lost = [f"without the messages {roles} of questions of training" for roles in training.get("other_turns", ())]
+    if any(training.get("row_systems", ())) and _row_system(training) is None and not (prompts.system or system):
+        lost.append("without the system messages of questions of training")
+    if builder.encoder is None:
+        return ["rendered by the server", *lost]
     if prompts.chat_template_from:  # the tokenizer's own is gone
-        return [f"chat_template_from {prompts.chat_template_from!r:.80}"]
-    system = training.get("system")
+        return [f"chat_template_from {prompts.chat_template_from!r:.80}", *lost]
     trained = Prompts(
         template=training["template"],
         system=_row_system(training) if system is None else system,
         chat_template_kwargs=training.get("chat_template_kwargs"),
     )
     if PromptEncoder(trained, builder.model.tokenizer).render(probe) == builder.encoder.render(probe):
-        return []  # a chat template may bring the same system message
+        return lost  # a chat template may bring the same system message
     names = ("template", "system", "chat_template_kwargs")
-    return [f"{name} {getattr(prompts, name)!r}" for name in names if getattr(prompts, name) != getattr(trained, name)]
+    changes = [name for name in names if getattr(prompts, name) != getattr(trained, name)]
+    return [*(f"{name} {getattr(prompts, name)!r}" for name in changes), *lost]
 
 
-def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
+def _engine(arguments: argparse.Namespace, model: Any, prompts: Any) -> Callable[[], Any]:
     """A function that makes the engine. What can be checked before is checked now."""
-    if arguments.engine == "auto":
-        arguments.engine = "vllm" if find_spec("vllm") else "transformers"
-        logging.info("--engine %s", arguments.engine)
     if arguments.engine == "openai":
         from exgrpo_orlhf.sampling.openai_server import ServerSampler
 
@@ -280,7 +334,7 @@ def _engine(arguments: argparse.Namespace, model: Any) -> Callable[[], Any]:
             arguments.model,
             key=key,
             **_options(arguments, "api", "concurrency"),
-            chat_template_kwargs=_kwargs(arguments) if arguments.api == "chat" else None,
+            chat_template_kwargs=prompts.chat_template_kwargs if arguments.api == "chat" else None,
         )
         server.check_server()
         return lambda: server
@@ -376,19 +430,19 @@ def _run_parser() -> argparse.ArgumentParser:
     prompts.add_argument("--tokenizer", help="openai: folder or hub id of the served model's tokenizer")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--engine", choices=("auto", "vllm", "transformers", "openai"), default="auto")
-    engine.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    engine.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), help="vllm and transformers")
     engine.add_argument("--seed", type=int, default=0)
-    engine.add_argument("--device", default="auto", help="transformers: cpu, cuda, cuda:1")
-    engine.add_argument("--threads", type=positive, default=1, help="transformers: of the CPU (default 1)")
-    engine.add_argument("--rows", type=positive, default=64, help="transformers: responses at a time (default 64)")
-    engine.add_argument("--tensor-parallel", type=positive, default=1, help="vllm: GPUs of one replica")
-    engine.add_argument("--replicas", type=positive, default=1, help="vllm: copies of the model")
-    engine.add_argument("--gpu-memory", type=float, default=0.9, help="vllm: share of the GPU's memory (default 0.9)")
+    engine.add_argument("--device", help="transformers: cpu, cuda, cuda:1 (default: the GPU if there is one)")
+    engine.add_argument("--threads", type=positive, help="transformers: of the CPU (default 1)")
+    engine.add_argument("--rows", type=positive, help="transformers: responses at a time (default 64)")
+    engine.add_argument("--tensor-parallel", type=positive, help="vllm: GPUs of one replica (default 1)")
+    engine.add_argument("--replicas", type=positive, help="vllm: copies of the model (default 1)")
+    engine.add_argument("--gpu-memory", type=float, help="vllm: share of the GPU's memory (default 0.9)")
     engine.add_argument("--base-url", help="openai: of the server, such as http://127.0.0.1:8000/v1")
-    engine.add_argument("--api", choices=("completions", "chat"), default="completions", help="openai")
-    engine.add_argument("--concurrency", type=positive, default=64, help="openai: requests at a time")
+    engine.add_argument("--api", choices=("completions", "chat"), help="openai (default completions)")
+    engine.add_argument("--concurrency", type=positive, help="openai: requests at a time (default 64)")
     engine.add_argument(
-        "--key-variable", default="OPENAI_API_KEY", help="openai: the environment variable that holds the key"
+        "--key-variable", help="openai: the environment variable that holds the key (default OPENAI_API_KEY)"
     )
     _add_grading(parser)
     parser.add_argument("--no-mlflow", action="store_true", help="write files only")

@@ -56,7 +56,7 @@ from ..settings import (
     check_settings,
     require,
 )
-from .gin_files import GIN_FOLDER, find, includes, name_of, redact, statements
+from .gin_files import GIN_FOLDER, find, flatten, includes, name_of, place_of, redact, resolved, statements
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
 # what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
@@ -88,14 +88,18 @@ _GIN: dict[str, Callable[..., Any]] = {
 _NAMES = tuple(_GIN)
 
 
-def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
+def load(
+    files: Sequence[str | Path] | str | Path, overrides: Sequence[str] = (), seed: int | None = None
+) -> Experiment:
     """Read gin files and `--set` bindings and build the experiment they describe.
 
     Files are looked up as given, then in the project's gin/ folder, then in the project's folder. Where nothing but
     base.gin binds a model or questions, the toy (gin/toy.gin) is read after base.gin.
-    seed: takes the place of train.seed
+    files, overrides: several, or one; seed: takes the place of train.seed
     Raises ConfigError.
     """
+    files = [files] if isinstance(files, str | Path) else files
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     experiment: Experiment = _load(_build, files, overrides, seed)
     return experiment
 
@@ -137,8 +141,8 @@ def _load(
         message = str(error).split("\n  In call to configurable")[0].strip()  # which gin adds
         named_there = {} if isinstance(error, ConfigError) else made_at
         places = [
-            f"{name} is bound in {where}"
-            for name, where in named_there.items()
+            f"{name} is {place_of(name, made_at)}"
+            for name in named_there
             if re.search(rf"(?<!\w){re.escape(name.rpartition('/')[2])}(?!\w)", message)
         ]
         raise ConfigError(message + (f" ({'; '.join(places)})" if places else "")) from error
@@ -187,7 +191,7 @@ def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     why = f"with ReplayMixer.rho = 0 and late_injection = {mixer.injection.late!r} a run never asks"
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
-        value = _resolved(gin.query_parameter(binding)) if name in unused else None
+        value = resolved(gin.query_parameter(binding)) if name in unused else None
         if name in unused and value != inspect.signature(_TARGETS[name]).parameters[parameter].default:
             log.warning("%s = %r has no effect (%s): %s %s", binding, value, where, why, name)
 
@@ -219,7 +223,10 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
         "tracking": _make("Tracking"),
         "fresh": _make("FreshSampler"),
     }
-    if (suite := built["evaluation"].disjoint_from) is not None:
+    evaluation = built["evaluation"]
+    if evaluation.temperature == 0 and evaluation.top_p < 1:
+        log.warning("Evaluation.top_p = %r has no effect: Evaluation.temperature = 0 is greedy", evaluation.top_p)
+    if (suite := evaluation.disjoint_from) is not None:
         project_definitions().suite(suite)  # said now if there is no such suite, not after the model is made
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
     local = settings.engine == "local"
@@ -233,7 +240,7 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
                 log.warning("%s has no effect (%s): %s.%s is None", binding, where, target.__name__, switch)
     redact()
     text = gin.operative_config_str()
-    params = _flatten(text)
+    params = flatten(text)
     identity = {n: value for n, value in params.items() if not may_change(n)}
     if built["openrlhf"] is not None:
         identity["OpenRLHF.flags"] = repr(redacted("OpenRLHF.flags", flags.identity(built["openrlhf"])))
@@ -275,25 +282,6 @@ def variant_of(params: Mapping[str, str]) -> dict[str, str]:
             settings[name] = params[name]
     identity = flags.identity(OpenRLHF(flags=flag_values))
     return settings | {f"OpenRLHF {flag}": repr(value) for flag, value in identity.items()}
-
-
-def _flatten(text: str) -> dict[str, str]:
-    """An operative config as {"ReplayMixer.rho": "0.5", …}, with the values of macros."""
-    params = {}
-    for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
-        if isinstance(statement, config_parser.BindingStatement) and statement.arg_name:
-            scope = f"{statement.scope}/" if statement.scope else ""
-            params[f"{scope}{statement.selector}.{statement.arg_name}"] = repr(_resolved(statement.value))
-    return params
-
-
-def _resolved(value: Any) -> Any:
-    """A bound value with those of the macros in it, at any depth. References to classes stay."""
-    if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
-        return _resolved(gin.query_parameter(f"%{value.scoped_selector.rpartition('/')[0]}"))
-    if isinstance(value, dict):
-        return {key: _resolved(inner) for key, inner in value.items()}
-    return type(value)(map(_resolved, value)) if isinstance(value, list | tuple) else value
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -70,10 +70,15 @@ def statements(text: str, name: str, classes: tuple[str, ...]) -> Sequence[Any]:
         parser = config_parser.ConfigParser(io.StringIO(text), gin.config.ParserDelegate())
         return tuple(parser)
     except SyntaxError as error:
-        word = re.search(r"Failed to parse token '(\w+)'", error.msg)
+        line_text = error.text or text
+        whole = re.search(r"^[^=]*=\s*([^\s'\"([{@%#][^#]*?)\s*(?:#.*)?$", line_text)  # of a path more than a word
+        word = whole or re.search(r"Failed to parse token '(\w+)'", error.msg)
         hint = (
-            f"{word[1]} is no value; a text needs quotes ('{word[1]}'), True, False and None a capital" if word else ""
+            f"{word[1]} is no value; a text needs quotes ({word[1]!r}), True, False and None a capital" if word else ""
         )
+        if whole and name.startswith("--set"):  # a shell takes quotes away
+            quoted = repr(whole[1]).replace('"', '\\"')
+            hint += f'; in a shell --set "{line_text[: whole.start(1)]}{quoted}"'
         if re.match(r"[\w.]+:(\s|$)", (error.text or "").strip()):
             hint = "this is YAML, not gin: a binding is written as train.steps = 200"
         line, message = error.lineno, f"{hint or error.msg}: {(error.text or text).strip()!r}"
@@ -83,6 +88,34 @@ def statements(text: str, name: str, classes: tuple[str, ...]) -> Sequence[Any]:
         line = parser.current_token.start[0] if parser else 0
         message = str(error).split("\n")[0].strip().rstrip(".") + f"; known are {', '.join(f'@{n}' for n in classes)}"
     raise ConfigError(f"{name}: {message}" if name.startswith("--set") else f"{name}, line {line}: {message}")
+
+
+def place_of(name: str, made_at: Mapping[str, str]) -> str:
+    """Where a setting is bound, or the macro that it refers to."""
+    value = gin.query_parameter(name)
+    if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
+        macro = f"%{'/'.join(value.scopes)}"
+        return f"{macro}, bound in {made_at[macro]}"
+    return f"bound in {made_at[name]}"
+
+
+def flatten(text: str) -> dict[str, str]:
+    """An operative config as {"ReplayMixer.rho": "0.5", …}, with the values of macros."""
+    params = {}
+    for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
+        if isinstance(statement, config_parser.BindingStatement) and statement.arg_name:
+            scope = f"{statement.scope}/" if statement.scope else ""
+            params[f"{scope}{statement.selector}.{statement.arg_name}"] = repr(resolved(statement.value))
+    return params
+
+
+def resolved(value: Any) -> Any:
+    """A bound value with those of the macros in it, at any depth. References to classes stay."""
+    if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
+        return resolved(gin.query_parameter(f"%{value.scoped_selector.rpartition('/')[0]}"))
+    if isinstance(value, dict):
+        return {key: resolved(inner) for key, inner in value.items()}
+    return type(value)(map(resolved, value)) if isinstance(value, list | tuple) else value
 
 
 def redact() -> None:

@@ -65,8 +65,9 @@ class Benchmark:
     group: benchmarks with a common mean; default "other", in a user's own file "own"
     rows: the official number of rows; None: not known
     samples: responses to each question; max_tokens: of a response
-    ask: the instruction below each question; '' for none. By default a multiple choice asks to box the label, and
-        mathematics, unless something else in the prompt mentions a box, to box the answer
+    ask: the instruction below each question; '' for none. None: a checkpoint of this trainer gets what stood around
+        the questions of its training; for another model a multiple choice asks to box the label, and mathematics,
+        unless something else in the prompt mentions a box, to box the answer
     made: questions that are made here; in a file chains, word_problems or reasoning_gym, with the fields of
         ModularChains, WordProblems or ReasoningGym
     environment: makes each response an episode; in a file the fields of Environment. A path is looked for beside the

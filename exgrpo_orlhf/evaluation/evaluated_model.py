@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
@@ -96,10 +97,9 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
         return replace(loaded, revision=getattr(config, "_commit_hash", None)), {}
     loaded = replace(loaded, hash=hash_of(folder))
     checkpoint = place.resolve().parent if lora.is_adapter(place) else place.resolve()
-    run, file = checkpoint.parent, checkpoint / "trainer" / "state.json"
-    if not file.is_file():
+    if not (state := _state(checkpoint)):
         return loaded, {}
-    state, log = json.loads(file.read_text(encoding="utf-8")), run / "metrics.id"
+    run, log = checkpoint.parent, checkpoint.parent / "metrics.id"
     loaded = replace(
         loaded,
         run=paths.run_name(run).replace("/", "-"),
@@ -107,12 +107,21 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
         mlflow_run_id=state.get("mlflow_run_id"),
         metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,
     )
-    names = ("template", "system", "chat_template_kwargs", "thought_tags")
-    bindings = {name: state["identity"].get(f"Prompts.{name}") for name in names}
-    prompts = {name: ast.literal_eval(value) for name, value in bindings.items() if value is not None}
-    if not prompts.get("thought_tags"):
-        prompts.pop("thought_tags", None)
-    return loaded, {**prompts, **state.get("prompt", {})}
+    return loaded, training_prompts(checkpoint)
+
+
+def training_prompts(checkpoint: Path) -> dict[str, Any]:
+    """The `Prompts` settings of the run that made a checkpoint, with what it has recorded of its prompts
+    (`PromptEncoder.introduce`); {} for another folder."""
+    names, state = ("template", "system", "chat_template_kwargs", "thought_tags"), _state(checkpoint)
+    bindings = {name: state.get("identity", {}).get(f"Prompts.{name}") for name in names}
+    prompts = {name: ast.literal_eval(value) for name, value in bindings.items() if value not in (None, "()")}
+    return {**prompts, **state.get("prompt", {})}
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    file = checkpoint / "trainer" / "state.json"
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def served(name: str, tokenizer_name: str | None) -> EvaluatedModel:
@@ -175,9 +184,12 @@ def render_prompt(encoder: PromptEncoder, question: Question) -> Prompt:
 class RequestBuilder:
     """Makes requests from the questions of benchmarks."""
 
-    def __init__(self, model: EvaluatedModel, prompts: Prompts, seed: int) -> None:
-        """Raises ModelError if the tokenizer lacks something that the template needs."""
-        self.model, self.prompts, self.seed = model, prompts, seed
+    def __init__(
+        self, model: EvaluatedModel, prompts: Prompts, seed: int, training: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """training: the prompts of the model's training, as `load` returns them.
+        Raises ModelError if the tokenizer lacks something that the template needs."""
+        self.model, self.prompts, self.seed, self.training = model, prompts, seed, training
         self.encoder: PromptEncoder | None = None
         self._end: tuple[int, ...] = ()
         self._silent = "boxed" not in (prompts.system or "")
@@ -200,12 +212,12 @@ class RequestBuilder:
         return requests
 
     def question(self, benchmark: Benchmark, question: Question) -> Question:
-        """A question of a benchmark with the instruction below it."""
-        instruction = self.instruction(benchmark)
-        if instruction is None:
+        """A question of a benchmark with what stands around it."""
+        (before, below), text = self._around(benchmark), str(question.prompt)
+        if text.startswith(before) and text.endswith(below):
             return question
         # With a new id, because the encoder caches by id.
-        return Question.make(question.source, f"{question.prompt}\n\n{instruction}", question.answer, question.meta)
+        return Question.make(question.source, f"{before}{text}{below}", question.answer, question.meta)
 
     def player(self, benchmark: Benchmark) -> Player | None:
         """None where a response is one turn."""
@@ -214,8 +226,16 @@ class RequestBuilder:
         return player_of(benchmark.environment, self.encoder, benchmark.max_tokens)
 
     def instruction(self, benchmark: Benchmark) -> str | None:
-        """The instruction below each question of a benchmark; None for none."""
-        return benchmark.instruction(self._silent)
+        """The words before each question of a benchmark (…) and below it, for a reader; None for none."""
+        before, below = self._around(benchmark)
+        return (f"{before}…" if before else "") + below.strip() or None
+
+    def _around(self, benchmark: Benchmark) -> tuple[str, str]:
+        """The words before and below each question. A checkpoint of this trainer is asked in those of its training,
+        any other model in those of the set; an instruction that a block names stands there in any case."""
+        ask = benchmark.ask if self.training else benchmark.instruction(self._silent)
+        before, below = self.training.get("around", ("", ""))
+        return ("", f"\n\n{ask}") if ask and ask != f"{before}{below}".strip() else (before, below)
 
     def describe(self) -> dict[str, Any]:
         prompts = self.prompts

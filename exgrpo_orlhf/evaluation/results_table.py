@@ -84,9 +84,15 @@ def _over(results: Results, mean: dict[str, Any], names: Sequence[str]) -> str:
 
 
 def notes(results: Results) -> list[tuple[str, str]]:
-    """(about, note): whether the engine gives the same responses again, then benchmark by benchmark."""
+    """(about, note): whether the engine gives the same responses again, how the questions were asked, then benchmark by
+    benchmark."""
     reason = results["record"]["engine"]["reproducible"]
     notes = [] if reason is None else [("responses may differ when repeated", reason)]
+    notes += [("asked otherwise than in training", change) for change in results["record"].get("asked_otherwise", ())]
+    titles: dict[str, list[str]] = {}
+    for benchmark in results["benchmarks"].values():
+        titles.setdefault(benchmark["ask"], []).append(benchmark["title"])
+    notes += [(", ".join(titles[ask]), f"with each question stands {ask!r}") for ask in titles if ask]
     for benchmark in results["benchmarks"].values():
         notes += [(benchmark["title"], note) for note in benchmark["notes"]]
         if (lucky := benchmark["lucky_guess_rate"]) is not None:

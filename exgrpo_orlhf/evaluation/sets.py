@@ -19,6 +19,7 @@ from ..questions.conversions import Conversion
 from ..questions.hub import HubError, commit, load_table, table_rows
 from ..questions.question_files import column_names, read_rows
 from ..questions.reading import field_value, fingerprint, missing_in
+from ..questions.solutions import refuse_solutions
 from ..records import Question
 from ..rewards.sandbox.function import named
 from ..rewards.server import shown
@@ -229,6 +230,8 @@ def _questions(
             raise BenchmarkError(f"{where}: the {'answer' if text else 'question'} is empty")
         meta = {} if by is None or missing_in(row, by) else {"group": str(field_value(row, by))}
         questions.append((index, Question.make(benchmark.name, text, answer, meta)))
+    asked = [question for _, question in questions]
+    refuse_solutions(asked, lambda _: f"benchmark {benchmark.name!r}: {place}", "name the column of the question alone")
     return questions
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _LEVELS = ("operands", "steps")  # fields of the questions that are made here
+_CHECK_REASONING = ("modular_chain", "word_problem")  # kinds of the verifier
 NAME = "validation"
 
 
@@ -93,14 +94,17 @@ class Validation:
         path = folder / NAME / SAMPLES
         path.unlink(missing_ok=True)  # of a step that is run again
         file = SampleFile(path)
-        file.write(graded(self._verifier, responses, rows, plain=False, progress=progress))
+        samples = graded(self._verifier, responses, rows, plain=False, progress=progress)
+        file.write(samples)
         model = EvaluatedModel(str(self._run), None, None, run=self._run.name, step=step)
         record = {**self._record, "model": model.describe(), "finished": now()}
         facts = {NAME: self._set.facts(ask=None, of_group=[NAME])}
         results = summarise(model.name, record, facts, {}, {NAME: file}, {}, self._verifier.deciding)
         write_json(folder / RESULTS, results)
         entry = results["benchmarks"][NAME]
-        values = {**metrics(results, means=False), "eval/lucky_guess_rate": entry["lucky_guess_rate"] or 0.0}
+        values = metrics(results, means=False)
+        if any(sample["sound"] is not None for sample in samples):
+            values["eval/lucky_guess_rate"] = entry["lucky_guess_rate"] or 0.0
         if settings.temperature == 0:  # short names, in total and by number of operands or steps if they have one
             values["eval/greedy_accuracy"] = entry["avg"]["value"]
             for group, score in entry["by_group"].items():
@@ -117,14 +121,15 @@ def _has(question: Question, level: str) -> bool:
     return type(question.meta.get(level)) is int
 
 
-def metric_names(settings: Evaluation, questions: Sequence[Question]) -> list[str]:
+def metric_names(settings: Evaluation, questions: Sequence[Question], verifier: Verifier) -> list[str]:
     """What an evaluation of these questions measures. Votes (`maj_at_k`) only if answers can be compared."""
     n, prefix = settings.samples, f"eval/{NAME}"
     average = f"{prefix}/avg_at_{n}"
     names = [average, *(bound_of(average, end) for end in ("low", "high"))]
     names += [f"{prefix}/pass_at_{k}" for k in at_k(n) if k > 1]
     names += [f"{prefix}/maj_at_{k}" for k in at_k(n) if k >= MAJORITY_FROM]
-    names += [f"{prefix}/{rate}_rate" for rate in RATES] + [f"{prefix}/response_tokens", "eval/lucky_guess_rate"]
+    names += [f"{prefix}/{rate}_rate" for rate in RATES] + [f"{prefix}/response_tokens"]
+    names += ["eval/lucky_guess_rate"] if verifier.deciding.kind in _CHECK_REASONING else []
     if settings.temperature == 0:
         level = _level(questions)
         groups = sorted({question.meta[level] for question in questions if _has(question, level)}) if level else []
@@ -132,9 +137,9 @@ def metric_names(settings: Evaluation, questions: Sequence[Question]) -> list[st
     return names
 
 
-def check_metric(name: str | None, settings: Evaluation, questions: Sequence[Question]) -> None:
+def check_metric(name: str | None, settings: Evaluation, questions: Sequence[Question], verifier: Verifier) -> None:
     """Raises ValueError if the evaluation of these questions has no metric of this name (train.best_metric)."""
-    names = metric_names(settings, questions)
+    names = metric_names(settings, questions, verifier)
     if name is not None and name not in names:
         nearest = "".join(f"; nearest: {other}" for other in difflib.get_close_matches(name, names, 1))
         raise ValueError(

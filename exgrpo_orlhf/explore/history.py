@@ -30,7 +30,7 @@ LOGGED = 8_000_000  # characters of logged rollouts, at most, their log-probs co
 class History:
     """A run's experience. Questions are numbered; `events` and `replays` are tables, stored by column.
 
-    ids: 12 digits each, and prompts (their first characters; '' where unknown), by question
+    ids: 12 digits each, prompts and gold answers (their first characters; '' where unknown), by question
     measured: by question, the share of right responses before the run, where `prepare_data.py --measure` has put it
     events: question `q`, `step`, `kind` (number in KINDS), `correct` of `graded`, `lucky` of `checked`, `stored`, and
         `replay` (its row in `replays`, or −1); in the order of steps
@@ -48,6 +48,7 @@ class History:
     steps: list[int] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
     measured: list[float | None] = field(default_factory=list)
     events: dict[str, list[int]] = field(default_factory=dict)
     replays: dict[str, list[Any]] = field(default_factory=dict)
@@ -102,6 +103,8 @@ def read(
     prompts = {history.ids[q]: rows[-1]["prompt"][:SHORT] for q, rows in history.logged.items()}
     prompts |= {question.id[:ID]: with_roles(question.prompt)[:SHORT] for question in questions}
     history.prompts = [prompts.get(question_id, "") for question_id in history.ids]
+    golds = {question.id[:ID]: question.answer_text[:SHORT] for question in questions}
+    history.answers = [golds.get(question_id, "") for question_id in history.ids]
     rates = {question.id[:ID]: question.meta.get(RATE) for question in questions}
     found = map(rates.get, history.ids)
     history.measured = [float(rate) if isinstance(rate, int | float) else None for rate in found]

@@ -107,11 +107,12 @@ def page(history: History, name: str, notes: Sequence[str] = ()) -> str:
 def packed(history: History) -> str:
     """The page's data, as JSON in gzip in base64."""
     replays = ("age", "of", "place", "entropy", "log_weight", "sound")
-    columns = ("ids", "prompts", "measured", "accuracy", "retired", "stored", "distinct", "logged", "texts")
+    columns = ("ids", "prompts", "answers", "measured", "accuracy", "retired", "stored", "distinct", "logged", "texts")
     data = {
         "steps": [history.steps[0], history.step],
         "kinds": KINDS,
         "bufferStep": history.buffer_step,
+        "checked": any(history.events["checked"]),
         "events": {name: values for name, values in history.events.items() if name != "checked"},
         "replays": {name: history.replays[name] for name in replays},
         **{name: getattr(history, name) for name in columns},

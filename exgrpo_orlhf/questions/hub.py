@@ -38,9 +38,9 @@ class QuestionHub(QuestionRecords):
 
     def load(self) -> list[Question]:
         """As `distinct_questions`. Raises HubError if the set cannot be loaded, or ValueError with row and field."""
-        place = Place(f"{self.id}, split {self.split!r}", "row", 0)
         table = load_table(self.id, self.subset, self.split, self.revision, "QuestionHub")
         first = next(table_rows(table.select(range(min(1, len(table)))), tuple(table.column_names)), {})
+        place = Place(f"{self.id}, split {self.split!r}", "row", 0, [*column_paths(first)])
         layout = self.layout([*column_paths(first)], place.name)
         return self.distinct_questions(table_rows(table, self.columns(layout)), place, Path(self.id).name, layout)
 

@@ -73,7 +73,10 @@ def prepare(
     rows, dropped = convert(public, table.select_columns(list(public.convert.columns)), drop_system)
     with replacing(path) as partial:
         pq.write_table(pa.Table.from_pylist(rows), partial)
-        questions = QuestionFile(str(partial)).load()  # raises unless the file is a question set
+        try:
+            questions = QuestionFile(str(partial)).load()  # raises unless the file is a question set
+        except ValueError as error:
+            raise ValueError(f"{public.id}, by the entry {public.name!r} in {_CATALOGUE}: {error}") from error
     entry = {
         "file": path.name,
         "role": public.role,

@@ -20,6 +20,7 @@ from ..files import read_text
 from ..records import Message, Question
 from ..settings import Constraint, Count, check_settings, require
 from ..weights import first_line
+from .asked import asked_in_training
 from .special_tokens import SpecialTokens
 from .templates import TEMPLATES, Template, take_chat_template, template_kwargs
 from .thoughts import Tags, opening, opens_thought
@@ -160,7 +161,7 @@ class PromptEncoder:
         """`check_prompts` the questions of a run, those of training and those of validation, and log a prompt.
 
         Returns what a checkpoint records, so that benchmarks are asked as in training: `template`, if it is a text of
-        the user's own, and `row_systems`, the system messages (None: no message) of training questions, two at most.
+        the user's own, and what `asked_in_training` says.
         """
         self.check_prompts([*questions, *validation])
         prompt = repr(self.tokenizer.decode(self.encode(questions[0])))
@@ -170,9 +171,8 @@ class PromptEncoder:
         around = [self.render(Question.make("", (*turns[:-1], (turns[-1][0], "…")), "1")) for turns in first]
         if around[0] != around[-1]:
             log.warning("prompts of validation differ from those of training around the question: %.999r", around[-1])
-        systems = {question.prompt[0][1] if question.prompt[0][0] == "system" else None: None for question in questions}
         record = {} if self.settings.template in TEMPLATES else {"template": self.settings.template}
-        return {**record, "row_systems": [*systems][:2]} if any(systems) and self.settings.system is None else record
+        return {**record, **asked_in_training([_messages(question) for question in questions], self.settings.system)}
 
     def check_prompts(self, questions: Sequence[Question]) -> None:
         """Encode all questions, so that a prompt that cannot be used stops the run before it starts.

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,9 @@ class QuestionFile(QuestionRecords):
         """
         path = Path(self.path).expanduser()
         path = path if path.exists() else WORKPLACE / path
-        layout = self.layout(column_names(path, "QuestionFile.path"), str(path))
-        return self.distinct_questions(read_rows(path, self.columns(layout)), place_of(path), path.stem, layout)
+        names = column_names(path, "QuestionFile.path")
+        layout, place = self.layout(names, str(path)), replace(place_of(path), fields=names)
+        return self.distinct_questions(read_rows(path, self.columns(layout)), place, path.stem, layout)
 
 
 def place_of(path: Path) -> Place:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from ..records import EXTRA_INFO, Question
 from ..settings import Count, Natural, check_settings, require
+from .solutions import refuse_solutions
 from .text import Prompt, normalised, without_thousands
 
 logger = logging.getLogger(__name__)
@@ -32,11 +33,12 @@ _HASHES = re.compile(r"\n####[ \t]*([^\n]*\S)\s*\Z")  # GSM8K: the solution, the
 
 @dataclass(frozen=True)
 class Place:
-    """Where records are: in what, how one is called ("row"), and the number of the first one."""
+    """Where records are: in what, how one is called ("row"), the number of the first one, and their fields."""
 
     name: str
     unit: str
     first: int
+    fields: Container[str] = ()
 
     def of(self, row: int) -> str:
         return f"{self.name}, {self.unit} {row + self.first}"
@@ -118,8 +120,8 @@ class QuestionRecords:
         """The distinct questions in their order; meta["row"] is the first row (from 0) that asks each.
 
         own_name: the source of questions whose record does not say it
-        Raises ValueError for a record that cannot be used, for an answer that contradicts an earlier one, and if there
-        are no questions.
+        Raises ValueError for a record that cannot be used, for an answer that contradicts an earlier one, for prompts
+        that hold their solution, and if there are no questions.
         """
         questions: dict[str, Question] = {}
         by_text: dict[str, Question] = {}
@@ -150,6 +152,10 @@ class QuestionRecords:
                 break
         if not questions:
             raise ValueError(f"{place.name} holds no questions; was it written to the end?")
+        others = [name for name in _COMMON["prompt"] if name in place.fields and name != layout[0]]
+        remedy = f"set {self._owner}.prompt = {others[0]!r}, or " if others else ""
+        remedy += f"leave that part of {layout[0]!r} out of the rows"
+        refuse_solutions([*questions.values()], lambda question: place.of(question.meta["row"]), remedy)
         if layout != (self.prompt, self.answer):
             text = "%s: questions are read from column %r and answers from %r; %s.prompt and .answer name others"
             logger.info(text, place.name, *layout, self._owner)

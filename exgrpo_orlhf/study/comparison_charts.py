@@ -220,20 +220,24 @@ class Curves:
 
 
 def training_picture(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
-    """A PNG: six panels of training runs, as far as they were measured. runs: by name, rows of metrics.jsonl"""
-    with drawing(936, 504) as figure:
-        panels = figure.subplots(2, 3)
-        for axes, (title, metric, axis) in zip(panels.flat, TRAINING, strict=True):
-            if metric == ACCURACY:  # sampled validation has another name
-                metric = score_name(name for rows in runs.values() for row in rows for name in row) or metric
-            curves = [
-                logged_curve(name, i, rows, metric)
-                for i, (name, rows) in enumerate(runs.items())
-                if any(metric in row for row in rows)
-            ]
-            axes.set_title(title)
+    """A PNG: up to six panels of training runs, of what was measured. runs: by name, rows of metrics.jsonl"""
+    drawn = []
+    for title, metric, axis in TRAINING:
+        if metric == ACCURACY:  # sampled validation has another name
+            metric = score_name(name for rows in runs.values() for row in rows for name in row) or metric
+        curves = [
+            logged_curve(name, i, rows, metric)
+            for i, (name, rows) in enumerate(runs.items())
+            if any(metric in row for row in rows)
+        ]
+        if any(curve.has(axis) for curve in curves):
+            drawn.append((title, axis, compare(metric, curves, None)))
+    rows_of_panels = math.ceil(len(drawn) / 3) or 1
+    with drawing(936, 252 * rows_of_panels) as figure:
+        for place, (title, axis, comparison) in enumerate(drawn, 1):
+            axes = figure.add_subplot(rows_of_panels, 3, place, title=title)
             axes.locator_params(axis="x", nbins=4)  # labels are long
-            if curves:
-                _curves(axes, compare(metric, curves, None), axis, list(runs))
-        panels.flat[0].legend()
+            _curves(axes, comparison, axis, list(runs))
+        if drawn:
+            figure.axes[0].legend()
         return png(figure)

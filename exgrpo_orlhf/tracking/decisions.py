@@ -21,7 +21,7 @@ from ..replay.difficulty import Level
 from ..replay.stored import Changes
 
 ID = 12  # hexadecimal digits of a question's id, and of a trajectory's key: 48 bits
-TEXTS_EVERY = 5  # steps from one row of rollouts.jsonl to the next
+TEXTS_EVERY = 5  # steps from one row of rollouts.jsonl to the next; the first step has one too
 RESPONSES = 4  # logged of a group's fresh rollouts, and of a question's stored trajectories
 TOKENS = 512  # logged of a response: the first half and the last
 PROMPT = 2000  # characters logged of a prompt
@@ -76,9 +76,10 @@ class DecisionLog:
         self.rollouts = StepLog(run / "rollouts.jsonl", compact=True)
 
     def append(self, step: StepRecord, decode: Decode) -> None:
-        """Write a step's decisions, and in every `TEXTS_EVERY`-th step some of its rollouts. Raises OSError."""
+        """Write a step's decisions, and in the first and every `TEXTS_EVERY`-th step some of its rollouts. Raises
+        OSError."""
         self.decisions.add(decisions(step))
-        if step.step % TEXTS_EVERY == 0:
+        if step.step == 1 or step.step % TEXTS_EVERY == 0:
             self.rollouts.add({"step": step.step, "questions": texts(step, decode)})
 
     def cut_back(self, step: int) -> None:

@@ -24,7 +24,7 @@ def load_questions(experiment: Experiment) -> tuple[list[Question], list[Questio
         best is None or (len(validation) > 0 and every is not None),
         f"train.best_metric = {best!r} is never measured: bind Work.validation and train.eval_every ({every!r})",
     )
-    check_metric(best, experiment.evaluation, validation)
+    check_metric(best, experiment.evaluation, validation, experiment.verifier)
     examples = experiment.model.training_questions() if isinstance(experiment.model, SupervisedModel) else []
     if shared := same_questions([*training, *examples], validation):
         trained, question = shared[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -258,6 +259,8 @@ BAD = [
     ("ReplayMixer.rho = (0.5", "not closed"),
     ("train.steps: 10", "this is YAML, not gin: a binding is written as train.steps = 200"),
     ("Verifier.kind = math", "math is no value; a text needs quotes ('math'), True, False and None a capital"),
+    ("Prompts.template = my file.txt", "my file.txt is no value; a text needs quotes ('my file.txt'), True, False"),
+    ("MAX_RESPONSE_TOKENS = 0", "got 0 (Sampling.max_response_tokens is %MAX_RESPONSE_TOKENS, bound in "),
     ("ReplayMixer.rho = %NOWHERE", "%NOWHERE is used, but no file gives it a value"),
     ("ReplayMixer.rho = %no/where", "%no/where is used, but no file gives it a value: add no/where"),
     ("train.keep = 0", "train.keep must be at least 1, got 0"),
@@ -378,6 +381,36 @@ def test_a_wrong_binding_is_refused_by_its_name_and_in_a_file_with_its_line(bind
         "there is no suite",
     )  # what is missing has no place
     assert "mine.gin, line 4" in str(caught.value) or any(text in str(caught.value) for text in unlocated)
+
+
+@pytest.mark.parametrize(
+    ("binding", "value"),
+    [
+        ("Prompts.template", "chat"),
+        ("Work.experience", "runs/a-1/checkpoint-2"),
+        ("Work.experience", "/tmp/it's=mine.jsonl"),
+        ("Work.experience", "~/experts.jsonl"),
+        ("Tracking.experiment", "my runs"),
+    ],
+)
+def test_a_text_without_quotes_is_refused_with_a_binding_that_works_also_behind_a_shell(binding, value):
+    with pytest.raises(config.ConfigError) as caught:
+        config.load("toy.gin", f"{binding}={value}")
+    command = str(caught.value).partition("; in a shell ")[2].rpartition(": ")[0]
+    option, override = shlex.split(command)
+    assert option == "--set"
+    assert config.load("toy.gin", override).params[binding] == repr(value)
+
+
+def test_one_file_and_one_override_need_no_list():
+    one, listed = config.load("toy.gin", "train.seed = 3"), config.load(["toy.gin"], ["train.seed = 3"])
+    assert one.config_text == listed.config_text == config.load(Path("toy.gin"), ("train.seed = 3",)).config_text
+
+
+@pytest.mark.parametrize(("temperature", "top_p", "warned"), [(0.0, 0.9, 1), (0.6, 0.9, 0), (0.0, 1.0, 0)])
+def test_top_p_of_greedy_decoding_is_said_to_have_no_effect(temperature, top_p, warned, caplog):
+    config.load("toy.gin", [f"Evaluation.temperature = {temperature}", f"Evaluation.top_p = {top_p}"])
+    assert len([text for text in caplog.messages if text.startswith("Evaluation.top_p = 0.9 has no effect")]) == warned
 
 
 def test_a_wrong_seed_of_the_command_line_is_not_blamed_on_a_file():

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 
 import pytest
-from eval_builders import HERE, definition
+from eval_builders import HERE, definition, results, samples
 from run_builders import SWITCHED, THINKING, byte_tokenizer, train_small
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
 from exgrpo_orlhf.evaluation import evaluated_model
+from exgrpo_orlhf.evaluation.benchmarks import Benchmark
+from exgrpo_orlhf.evaluation.sets import BenchmarkSet
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 
@@ -27,11 +30,13 @@ def asks(system: str, question: str) -> str:
 def prompt_of(script, byte_model):
     """What run_bench.py asks: (prompts of the training, its options …) → the prompt of a question, its departures."""
 
-    def run(training, *words, model=None) -> tuple[str, list[str]]:
+    def run(training, *words, model=None, verifier="exact", ask=None) -> tuple[str, list[str]]:
         model = model or evaluated_model.load(str(byte_model))[0]
         settings = script._prompts(script._run_parser().parse_args([*map(str, words)]), model, training)
-        builder = evaluated_model.RequestBuilder(model, settings, 0)
-        return builder.encoder.render(Question.make("", "2+2?", "4")), script._prompt_departures(builder, training)
+        builder = evaluated_model.RequestBuilder(model, settings, 0, training)
+        benchmark = Benchmark("mine", "Mine", verifier, 1, 0.0, 1.0, 8, ask=ask)
+        question = builder.question(benchmark, Question.make("", "2+2?", "4"))
+        return builder.encoder.render(question), script._prompt_departures(builder, training, [benchmark])
 
     return run
 
@@ -72,11 +77,23 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
             (("--system", "Be brief."), "Be brief.", ["system 'Be brief.'"]),
         ):
             assert prompt_of(prompts, *words, model=model) == (asks(system, "2+2?"), departures)
-    block = definition(tmp_path)
-    words = ("--definitions", block, "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1, "--out")
-    bench("--model", checkpoint, *words, tmp_path / "out")
-    [line] = (tmp_path / "out" / "mine" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["prompt"].startswith(f"{ROWS}\nSomebody wonders: What is")
+    words = ("--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1, "--out")
+    for name, ask, below, changes in (
+        ("a", {}, "", []),
+        ("b", {"ask": '"Guess."'}, "\n\nGuess.", ["Mine: ask 'Guess.'"]),
+    ):
+        block, out = definition(tmp_path, verifier='"math"', **ask), tmp_path / name
+        table = bench("--model", checkpoint, "--definitions", block, *words, out)
+        [line] = samples(out, "mine")
+        asked = asks(ROWS, f"{line['question'].removesuffix(below)}{below}")
+        assert line["prompt"] == asked, "a request for a box was no part of the training"
+        assert results(out)["record"]["asked_otherwise"] == changes
+        assert ("asked otherwise than in training: Mine: ask 'Guess.'" in table) == bool(changes)
+    assert "template 'chat', system message" in caplog.text
+    assert [text.rpartition(", ")[2] for text in caplog.messages if text.startswith("prompts by")] == [
+        "as in training",
+        "not as in training: Mine: ask 'Guess.'",
+    ]
 
 
 def test_what_the_chat_template_took_in_training_it_takes_in_evaluation(
@@ -106,13 +123,63 @@ def test_what_the_chat_template_took_in_training_it_takes_in_evaluation(
     aside = ("--chat-template-kwargs", '{"enable_thinking": true}')
     assert prompt_of(prompts, model=model) == (silent, [])
     assert prompt_of(prompts, *aside, model=model) == (aloud, ["chat_template_kwargs {'enable_thinking': True}"])
-    block = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1)
+    math = definition(tmp_path, verifier='"math"')
+    block = ("--definitions", math, "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1)
     for words, ending in (((), silent), (aside, aloud)):
         bench("--model", tmp_path / "run" / "checkpoint-1", *block, *words, "--out", tmp_path / f"out{len(words)}")
         text = (tmp_path / f"out{len(words)}" / "mine" / "samples.jsonl").read_text(encoding="utf-8")
-        assert json.loads(text.splitlines()[0])["prompt"].endswith(ending.partition("\n")[2])
+        line = json.loads(text.splitlines()[0])
+        assert line["prompt"] == ending.replace("2+2?", line["question"]), "no request for a box, as in training"
     with pytest.raises(UnusableCheckpoint, match="chat_template_kwargs"):
         train_small(byte_model, tmp_path / "run", *bindings, "train.steps = 2", resume=True)
+
+
+BOX = "\nPut the result in \\boxed{}."
+FORM = "Solve this. The last line shall be of the form Answer: $Answer.\n\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "prompt", "departures"),
+    [
+        (("7+1?", "3*4?"), {}, "2+2?", []),
+        (("7+1?", "3*4?"), {"verifier": "choice"}, "2+2?", []),
+        (("7+1?", "3*4?"), {"ask": ""}, "2+2?", []),
+        (("7+1?", "3*4?"), {"ask": "Guess."}, "2+2?\n\nGuess.", ["Mine: ask 'Guess.'"]),
+        ((f"7+1?{BOX}", f"3*4?{BOX}"), {}, f"2+2?{BOX}", []),
+        ((f"7+1?{BOX}", f"3*4?{BOX}"), {"ask": BOX.strip()}, f"2+2?{BOX}", []),
+        ((f"7+1?{BOX}", f"3*4?{BOX}"), {"ask": "Guess."}, "2+2?\n\nGuess.", ["Mine: ask 'Guess.'"]),
+        ((f"{FORM}7+1?{BOX}", f"{FORM}3*4?{BOX}"), {"verifier": "choice"}, f"{FORM}2+2?{BOX}", []),
+        ((f"7+1?{BOX}", "3*4?"), {}, "2+2?", []),  # they have none in common
+        (("What is 7+1, John?", "What is 3*4, John?"), {}, "2+2?", []),  # it says not how to answer
+        ((), {}, "2+2?\n\nReason step by step and put the final answer within \\boxed{}.", []),  # another model
+        ((), {"ask": ""}, "2+2?", []),
+    ],
+)
+def test_around_a_question_stands_what_stood_around_those_of_training(texts, options, prompt, departures, prompt_of):
+    training = [Question.make("mine", text, "1") for text in texts]
+    encoder = PromptEncoder(Prompts(template="chat"), byte_tokenizer())
+    record = {"template": "chat", "system": None, **encoder.introduce(training, [])} if texts else {}
+    asked = prompt_of(record, **{"verifier": "math", **options})
+    assert asked == (f"<|user|>{prompt}<|assistant|>", departures)
+
+
+def test_what_a_question_has_around_it_already_is_not_said_again(byte_model):
+    model, _ = evaluated_model.load(str(byte_model))
+    training = {"template": "chat", "around": [FORM, BOX]}
+    builder = evaluated_model.RequestBuilder(model, Prompts("chat"), 0, training)
+    benchmark = Benchmark("mine", "Mine", "math", 1, 0.0, 1.0, 8)
+    once = builder.question(benchmark, Question.make("", "2+2?", "4"))
+    assert builder.question(benchmark, once).prompt == once.prompt == f"{FORM}2+2?{BOX}"
+    assert builder.instruction(benchmark) == f"{FORM}…{BOX.strip()}"
+
+
+def test_earlier_messages_of_the_questions_of_training_are_named(prompt_of):
+    shots = (("user", "1+1?"), ("assistant", "2"))
+    training = [Question.make("mine", (*shots, ("user", f"{i}+1?")), "2") for i in range(2)]
+    record = PromptEncoder(Prompts(template="chat"), byte_tokenizer()).introduce(training, [])
+    assert record == {"other_turns": ["user, assistant, user"]}
+    lost = ["without the messages user, assistant, user of questions of training"]
+    assert prompt_of({"template": "chat", "system": None, **record})[1] == lost
 
 
 def test_a_message_that_the_template_brings_too_is_no_other_prompt(thinking, prompt_of):
@@ -137,7 +204,8 @@ def test_what_a_run_records_of_its_prompts(prompt_of, caplog):
     assert "prompts of validation differ from those of training around the question: '<|user|>…" in caplog.text
     mixed = recorded(questions(ROWS, None), [], template="chat")
     assert mixed == {"row_systems": [ROWS, None]}
-    assert prompt_of({"template": "chat", "system": None, **mixed}) == ("<|user|>2+2?<|assistant|>", [])
+    lost = ["without the system messages of questions of training"]
+    assert prompt_of({"template": "chat", "system": None, **mixed}) == ("<|user|>2+2?<|assistant|>", lost)
     assert "the questions of training had system messages, which are not sent; --system sends one" in caplog.text
 
     text = "{system} Asked: {question} Answer:"
@@ -148,7 +216,7 @@ def test_what_a_run_records_of_its_prompts(prompt_of, caplog):
     for words, prompt in (((), " Asked: 2+2? Answer:"), (("--row-system",), f"{ROWS} Asked: 2+2? Answer:")):
         assert prompt_of(other, "--template", text, *words)[0] == prompt, "with another template it is asked for"
     plain = recorded(with_rows, [], template="plain")
-    assert prompt_of({"template": "plain", "system": None, **plain}) == ("2+2?", []), "it has no place for it"
+    assert prompt_of({"template": "plain", "system": None, **plain}) == ("2+2?", lost), "it has no place for it"
 
 
 def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
@@ -161,6 +229,40 @@ def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
     assert shown.endswith("bbc<|assistant|>'")
 
 
+def test_a_server_of_a_checkpoint_is_asked_as_in_training_as_far_as_it_is_known(script, byte_model, tmp_path):
+    checkpoint = shutil.copytree(byte_model, tmp_path / "run" / "checkpoint-3")
+    (checkpoint / "trainer").mkdir()
+    identity = {"Prompts.template": "'chat'", "Prompts.system": "'Be brief.'"}
+    state = {"step": 3, "identity": identity, "prompt": {"around": ["", BOX]}}
+    (checkpoint / "trainer" / "state.json").write_text(json.dumps(state))
+    asked = (("system", "Be brief."), ("user", f"2+2?{BOX}"))
+    for words, departures in (
+        (("--model", checkpoint), []),
+        (("--model", "served", "--tokenizer", checkpoint), []),
+        (("--model", checkpoint, "--api", "chat"), ["rendered by the server"]),
+        (("--model", "served", "--api", "chat"), []),  # nothing is known of its training
+    ):
+        arguments = ["--engine", "openai", "--base-url", "http://127.0.0.1:9/v1", *map(str, words)]
+        arguments = script._run_parser().parse_args(arguments)
+        script._settle_engine(arguments)
+        model, training, _ = script._model(arguments)
+        builder = evaluated_model.RequestBuilder(model, script._prompts(arguments, model, training), 0, training)
+        benchmark = Benchmark("mine", "Mine", "math", 1, 0.0, 1.0, 8)
+        question = Question.make("mine", "2+2?", "4")
+        [request] = builder.requests([BenchmarkSet(benchmark, ((0, question),), 1, "here", ())])
+        assert (request.messages == asked) == bool(training)
+        assert script._prompt_departures(builder, training, [benchmark]) == departures
+
+
+def test_top_p_of_greedy_decoding_is_said_to_have_no_effect(byte_model, bench, tmp_path, caplog):
+    words = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1)
+    for top_p, temperature, warned in ((0.5, 0, 1), (1.0, 0, 0), (0.5, 1, 0)):
+        caplog.clear()
+        sampling = ("--top-p", top_p, "--temperature", temperature)
+        bench("--model", byte_model, *words, *sampling, "--out", tmp_path / f"{top_p}-{temperature}")
+        assert [text.startswith("top-p has no effect on mine") for text in caplog.messages].count(True) == warned
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -168,7 +270,32 @@ def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
         (["--row-system", "--system", "x"], "--row-system cannot be used with --system"),
         (["--template", "nowhere"], "Prompts.template must be a text"),
         (["--tokenizer", "here"], "--tokenizer is for --engine openai"),
-        (["--base-url", "http://localhost:1/v1"], "--base-url is for --engine openai"),
+        (
+            ["--base-url", "http://localhost:1/v1"],
+            "--base-url is for --engine openai, and this is --engine transformers",
+        ),
+        (["--api", "chat"], "--api is for --engine openai"),
+        (["--api", "completions"], "--api is for --engine openai"),  # the default, but nothing reads it
+        (["--concurrency", 8], "--concurrency is for --engine openai"),
+        (["--key-variable", "KEY"], "--key-variable is for --engine openai"),
+        (["--tensor-parallel", 1], "--tensor-parallel is for --engine vllm"),
+        (["--replicas", 2], "--replicas is for --engine vllm"),
+        (["--gpu-memory", 0.5], "--gpu-memory is for --engine vllm"),
+        *(
+            (
+                ["--engine", engine, f"--{name}", value],
+                f"--{name} is for --engine {engines}, and this is --engine {engine}",
+            )
+            for engine in ("vllm", "openai")
+            for name, value, engines in (
+                *(("device", "cpu", "transformers"), ("threads", 1, "transformers"), ("rows", 4, "transformers")),
+                *((("dtype", "float32", "vllm or transformers"),) if engine == "openai" else ()),
+            )
+        ),
+        (
+            ["--engine", "openai", "--base-url", "http://localhost:1/v1", "--api", "chat", "--tokenizer", "here"],
+            "--tokenizer cannot be used with --api chat",
+        ),
         (["--chat-template-kwargs", "thinking"], "--chat-template-kwargs takes a JSON object such as"),
         (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs takes a JSON object such as"),
     ],

@@ -38,11 +38,14 @@ def test_a_sampled_validation_has_its_metrics_and_keeps_the_best_checkpoint_by_o
     assert set(checkpoints.find(tmp_path)) == {kept, 4}
 
 
-@pytest.mark.parametrize("more", [(), SAMPLED])
+@pytest.mark.parametrize("more", [(), SAMPLED, ("Verifier.kind = 'exact'",)])
 def test_the_metrics_are_those_that_were_announced(more, warm_model, tmp_path):
     experiment = config.load(("toy.gin",), small_bindings(warm_model, *more))
     names = {name for name in trained(warm_model, tmp_path, *more)[0] if name.startswith(("eval/", "interval/"))}
-    assert names == {*metric_names(experiment.evaluation, experiment.validation.load())}
+    assert names == {*metric_names(experiment.evaluation, experiment.validation.load(), experiment.verifier)}
+    assert ("eval/lucky_guess_rate" in names) == (experiment.verifier.kind == "modular_chain"), (
+        "what checks the reasoning"
+    )
 
 
 @pytest.mark.slow

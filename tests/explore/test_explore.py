@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
+import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -179,6 +182,21 @@ def test_a_run_without_a_checkpoint_has_a_page_too(run, tmp_path):
     (tmp_path / "page.html").write_text(explore(tmp_path, []), encoding="utf-8")
     dom, console = opened(tmp_path / "page.html", tmp_path)
     assert (console, "The run has no checkpoint yet" in dom, len(table(dom)) > 0) == ([], True, True)
+
+
+@pytest.mark.parametrize(("kind", "checked"), [("exact", False), ("modular_chain", True)])
+def test_a_short_run_shows_responses_every_gold_and_whether_reasoning_was_checked(kind, checked, warm_model, tmp_path):
+    train_small(warm_model, tmp_path, "train.steps = 2", "train.eval_every = None", f"Verifier.kind = {kind!r}")
+    [logged] = rows(tmp_path / "rollouts.jsonl")
+    assert logged["step"] == 1
+    assert logged["questions"][0]["responses"]
+    questions = config.load([tmp_path / "config.gin"]).questions.load()
+    text = explore(tmp_path, questions)
+    inside = re.search(r'id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1]
+    data = json.loads(gzip.decompress(base64.b64decode(json.loads(inside))))
+    answers = {question.id[:12]: question.answer_text for question in questions}
+    assert data["answers"] == [answers[one] for one in data["ids"]]
+    assert (data["checked"], "Nothing checks the reasoning" in html.unescape(text)) == (checked, not checked)
 
 
 @pytest.mark.slow

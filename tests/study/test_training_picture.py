@@ -61,5 +61,15 @@ def test_in_a_picture_of_several_metrics_too_and_the_legend_names_all_runs(figur
     assert {text.get_text() for text in figures[0].legends[0].get_texts()} == {"a", "b"}
 
 
+def test_what_was_not_measured_has_no_panel_and_no_warning(figures, recwarn):
+    rows = [{"step": step, "reward/mean": 0.1 * step, "time/step": 1.0} for step in range(1, 4)]
+    measured = [{**row, "replay/retired": 1, "cost/generated_tokens": 9 * row["step"]} for row in rows]
+    validated = [{**row, comparison_charts.ACCURACY: 0.5} for row in measured]
+    for logged, panels in (([], 0), (rows, 1), (measured, 2), (validated, 4)):
+        comparison_charts.training_picture({"run": logged})
+        assert [bool(axes.lines) for axes in figures[-1].axes] == [True] * panels
+    assert not recwarn.list
+
+
 def test_a_run_of_no_steps_has_a_picture_too():
     assert comparison_charts.training_picture({"run": [{"step": 0, comparison_charts.ACCURACY: 0.5}]})[:4] == b"\x89PNG"

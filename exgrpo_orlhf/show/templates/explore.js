@@ -50,6 +50,7 @@ async function unpack() {
 }
 
 function prepare() {
+  if (!data.checked) for (const choices of [FILTERS, ORDERS]) delete choices.lucky;
   const { q, kind, correct, graded, lucky, replay } = data.events;
   const n = data.ids.length;
   from = new Int32Array(n + 1);
@@ -165,11 +166,11 @@ function detail(q) {
     ["replays", whole(one.replays)],
     ["stored now", data.bufferStep === null ? "–" : whole(data.stored[q])],
     ["diversity of these", data.distinct[q] < 0 ? "–" : fixed(data.distinct[q])],
-    ["lucky guesses", whole(one.lucky)],
+    ["lucky guesses", data.checked ? whole(one.lucky) : "– (nothing checks the reasoning)"],
     ["state", one.retired ? "retired" : data.stored[q] ? (one.accuracy === 0 ? "stored, unsolved" : "candidate") : "nothing stored"],
   ];
   if (data.measured[q] != null) facts.push(["accuracy before the run", percent(data.measured[q])]);
-  if (logged.length) facts.push(["answer", logged[0].answer]);
+  if (logged.length || data.answers[q]) facts.push(["gold answer", logged[0]?.answer ?? data.answers[q]]);
   byId("facts").replaceChildren(...facts.map(([name, value]) => {
     const pair = make("div", "");
     pair.append(make("dt", name), make("dd", value));

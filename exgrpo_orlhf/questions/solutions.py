@@ -1,0 +1,60 @@
+"""Refuses questions whose prompt holds their solution, which a policy would learn to copy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from ..records import Question
+from .boxes import last_box
+from .text import normalised_answer
+
+_FEW, _SHARE = 3, 0.001  # of the questions: some mark a number that is their answer by chance
+_SHORT = 2  # characters of an answer that stands in a text by chance: it counts in the last line alone
+
+
+def refuse_solutions(questions: Sequence[Question], where: Callable[[Question], str], remedy: str) -> None:
+    """Raises ValueError if prompts end in a turn of the assistant with the gold answer, or more than a few have it in a
+    box or behind ####. A turn or a box that mostly stands with other answers is the beginning of a response, or an
+    example. where: of a question's row; remedy: for the message
+    """
+    turns: dict[str, list[Question | None]] = {}  # None: with another answer
+    marked: dict[str, list[Question | None]] = {}
+    for question in questions:
+        messages = [("user", question.prompt)] if isinstance(question.prompt, str) else [*question.prompt]
+        answers = question.answer if isinstance(question.answer, tuple) else (question.answer,)
+        golds = [_without_commas(str(answer).strip()) for answer in answers]
+        if messages[-1][0] == "assistant":
+            text = messages.pop()[1]
+            turns.setdefault(text, []).append(question if _holds(text, golds) else None)
+        for mark in {mark for _, text in messages for mark in _marks(text)}:
+            marked.setdefault(mark, []).append(question if mark in map(normalised_answer, golds) else None)
+    # The same turn for different answers, such as "Yes or no?", is the beginning of a response.
+    turns = {text: each for text, each in turns.items() if len({one.answer_text for one in each if one}) < 2}
+    few = max(_FEW, _SHARE * len(questions))
+    for texts, least, what in ((turns, 0, "end in a turn of the assistant with"), (marked, few, "have in a box")):
+        own = [one for each in texts.values() if len(each) < 2 * max(1, len([*filter(None, each)])) for one in each]
+        if len(solved := [*filter(None, own)]) > least and 2 * len(solved) > len(own):
+            raise ValueError(
+                f"{where(solved[0])}: {len(solved)} of {len(questions)} prompts, this one first, {what} the gold "
+                f"answer, which the model would copy; {remedy}"
+            )
+
+
+def _holds(text: str, golds: Sequence[str]) -> bool:
+    if not _marks(text).isdisjoint(map(normalised_answer, golds)):
+        return True
+    whole, last = _without_commas(text), _without_commas(text.rstrip().rpartition("\n")[2])
+    places = [(gold, last if len(gold) <= _SHORT else whole) for gold in golds]
+    return any(re.search(rf"(?<![\w.]){re.escape(gold)}(?!\w|\.\d)", place) for gold, place in places)
+
+
+def _marks(text: str) -> set[str]:
+    """What stands in boxes or behind ####, normalised."""
+    boxes = map(last_box, re.split(r"(?=\\f?box)", text)) if "box" in text else ()
+    marks = [*filter(None, boxes), *re.findall(r"####[ \t]*(.*\S)", text)]
+    return {normalised_answer(_without_commas(mark)) for mark in marks}
+
+
+def _without_commas(text: str) -> str:
+    return re.sub(r"(?<=\d),(?=\d{3})", "", text)
