@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from .latex import number, plain_text
+
 _OPEN, _CLOSE = "([{", ")]}"
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
 _RELATIONS = (
@@ -18,7 +20,13 @@ _NAME = re.compile(
 )
 
 _BUILDER = re.compile(r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s?\{?R\}?\s*)?[|:]\s*(.*\S)\s*\\\}", re.DOTALL)
-_AND = re.compile(r"\\text\s*\{\s*and\s*\}|\s+and\s+|\\(?:land|wedge)\b")
+_AND = re.compile(r"\\text\s*\{\s*(?:and|且|和|und|et|y)\s*\}|\s+and\s+|\\(?:land|wedge)\b")
+_JOIN = r"(?:and|or|或者?|且|和|以及|または|oder|und|ou|et|o|y)"
+_EXCEPT = re.compile(
+    r"(?:x\s?\\in\s)?(?:all )?(?:\\mathbb\s?\{R\}|real numbers|reals|real x|x),? (?:except|excluding|other than)(?: for)? (?:x ?= ?)?(.+)"
+)
+_TRANSPOSED = re.compile(r"(.*[)\]}])\s*\^\s*(?:\{T\}|T)", re.DOTALL)
+_LISTS = re.compile(r"(?:(?:np\.array|[Mm]atrix|array)\s?\()?(\[\s*\[.*\]\s*\])\)?", re.DOTALL)
 
 
 class Interval(NamedTuple):
@@ -49,7 +57,7 @@ def split(text: str, separators: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def items(text: str) -> list[str]:
     """The parts of an enumeration: "3, 5", "3 and 5", "x=1 \\text{ or } x=2". One part for any other text."""
-    text = re.sub(r"\\(?:text|mathrm)\s*\{\s*(?:,|,?\s*(?:and|or))\s*\}", ",", text)
+    text = re.sub(rf"\\(?:text|mathrm)\s*\{{\s*(?:,|,?\s*{_JOIN})\s*\}}|或者?|または", ",", text)
     text = re.sub(r"\\(?:lor|vee|wedge|land)\b", ",", text)
     text = re.sub(
         r"(?<![A-Za-z\\])\s*,?\s*\b(?:and|or)\b\s*(?![A-Za-z]{3})|(?<=\d|[)\]}])\s*,?\s*\b(?:and|or)\b\s*", ",", text
@@ -92,7 +100,17 @@ def enclosed(text: str) -> tuple[str, str, str] | None:
 
 
 def matrix(text: str) -> list[list[str]] | None:
-    """Rows of cells, if the whole text is one matrix."""
+    """Rows of cells, if the whole text is one matrix, a list of lists, or one of these or a tuple transposed."""
+    if match := _TRANSPOSED.fullmatch(text.strip()):
+        if rows := matrix(match[1]):
+            return [[*column] for column in zip(*rows, strict=True)]
+        brackets = enclosed(match[1])
+        cells = items(brackets[1]) if brackets and brackets[0] in "([" else []
+        return [[cell] for cell in cells] if len(cells) > 1 else None
+    if match := _LISTS.fullmatch(text.strip()):
+        lists = [enclosed(part) for part in items(match[1][1:-1])]
+        rows = [items(part[1]) if part and part[0] == "[" == part[2].replace("]", "[") else [] for part in lists]
+        return rows if len({len(row) for row in rows}) == 1 and sum(map(len, rows)) > 1 else None
     wrapped = re.fullmatch(r"[(\[]\s*(\\begin\s*\{array\}.*\\end\s*\{array\})\s*[)\]]", text.strip(), re.DOTALL)
     match = _MATRIX.fullmatch(wrapped[1] if wrapped else text.strip())
     if match is None or "\\begin" in match[3]:
@@ -100,6 +118,35 @@ def matrix(text: str) -> list[list[str]] | None:
     rows = re.split(r"\\\\(?:\[[^\]]*\])?|\\cr\b", match[3])
     cells = [[cell.strip() for cell in row.split("&")] for row in rows if row.replace("\\hline", "").strip()]
     return cells if cells and len({len(row) for row in cells}) == 1 else None
+
+
+def without_points(text: str) -> str:
+    r"""0 < x < 9, x \ne 3, or all real numbers except 3, as a union of intervals; any other text as it is."""
+    if match := _EXCEPT.fullmatch(plain_text(text).strip()):
+        text = "x \\ne " + match[1]
+    match = _BUILDER.fullmatch(text)
+    points: list[str] = []
+    others: list[str] = []
+    for part in items(_AND.sub(",", match[2] if match else text)):
+        sides = relation(part)
+        if len(sides) == 2 and sides[1][0] == "\\ne" and is_name(sides[0][1]):
+            points += items(alternatives(sides[1][1]))
+        else:  # x \ne 2, 3
+            (points if points and len(sides) == 1 else others).append(part)
+    others = [part for part in others if not re.fullmatch(r"[a-z]\s?\\in\s?\\mathbb\s?\{R\}", part)]
+    base = interval(" and ".join(others)) if others else Interval("(", "-\\infty", "\\infty", ")")
+    values = [number(point) for point in points]
+    if base is None or not all(values):
+        points = [] if base is None or len(points) > 1 else points
+    else:
+        points.sort(key=lambda point: number(point).value)  # type: ignore[union-attr]
+    if base is None or not points:
+        return text
+    pieces, left, low = [], base.left, base.low
+    for point in points:
+        pieces.append(f"{left}{low},{point})")
+        left, low = "(", point
+    return " \\cup ".join([*pieces, f"{left}{low},{base.high}{base.right}"])
 
 
 def relation(text: str) -> list[tuple[str, str]]:
