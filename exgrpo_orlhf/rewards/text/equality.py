@@ -26,13 +26,14 @@ _NOTHING = re.compile(  # in `words`
     r"|solution set is empty|emptyset".replace("SUBJECT", _SUBJECT)
 )
 _REMARK = re.compile(  # 7 \text{ (since } x > 0)
-    r"(?<=[\w)}\]])\s*[,;]?\s*(?:\\text\s*\{)?\s*[,;]?\s*\(?\s*(?:\\text\s*\{\s*)?\b(?:since|because|reject(?:ing)?|discard(?:ing)?)\b.*", re.DOTALL
+    r"(?<=[\w)}\]])\s*[,;]?\s*(?:\\text\s*\{)?\s*[,;]?\s*\(?\s*(?:\\text\s*\{\s*)?\b(?:since|because|reject(?:ing)?|discard(?:ing)?)\b.*",
+    re.DOTALL,
 )
 _REALS = {
     r"\mathbb{R}", r"\mathbbR", "R", "allrealnumbers", "allreals", r"(-\infty,\infty)", r"(-\infty,+\infty)",
     r"x\in\mathbb{R}",
 }  # fmt: skip
-_WITHOUT = re.compile(r"\\ne\b|\bexcept\b|\bexcluding\b|\bother than\b")
+_WITHOUT = re.compile(r"\\ne\b|\bexcept\b|\bexcluding\b")
 _MOST_PARTS = 40
 _DEEPEST = 40
 
@@ -62,7 +63,7 @@ def is_words(text: str) -> bool:
 
 def says_nothing(text: str) -> bool:
     """No solution, in words or as the empty set."""
-    if is_words(text):
+    if is_words(text.replace(",", " ")):
         return _NOTHING.fullmatch(words(text)) is not None
     return canonical(re.sub(r"^[a-zA-Z] ?(?:=|\\in) ?", "", text)) in (r"\emptyset", r"\{\}", "{}")
 

@@ -55,10 +55,12 @@ _DRAWN_IN_TWO_WAYS = re.compile(
     r"\\var(epsilon|theta|pi|rho|sigma|kappa|phi|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![A-Za-z])"
 )
 _NOT = re.compile(r"\\not\s*(?:(=)|\\([A-Za-z]+))|\s!=\s?")
-_TURNED = r"(?:\\(?:top|intercal)(?![A-Za-z])|\\(?:mathsf|mathrm|text)\s*\{\s*T\s*\})"
+_TURNED = r"(?:\\(?:top|intercal)(?![A-Za-z])|\\(?:mathsf|mathrm|text)\s*(?:\{\s*T\s*\}|T(?![A-Za-z])))"
 _TRANSPOSE = re.compile(rf"\^\s*(?:\{{\s*{_TURNED}\s*\}}|{_TURNED})")
-_UNION = re.compile(r"((?:\\\}|,[^()\[\]{}]*[)\]])\s*)U(?=\s*(?:\\\{|[(\[][^()\[\]{}]*,))")  # (1, 2) U (3, 4)
-_NAMED = re.compile(rf"\\(?:text|mathrm|operatorname)\s*\{{\s*(pi|theta|alpha|beta|gamma|sin|cos|tan|ln|log|exp)\s*\}}")
+_UNION = re.compile(
+    r"((?:\\\}|,[^()\[\]{}]{0,200}[)\]])\s*)U(?=\s*(?:\\\{|[(\[][^()\[\]{}]{0,200},))"
+)  # (1, 2) U (3, 4)
+_NAMED = re.compile(r"\\(?:text|mathrm|operatorname)\s*\{\s*(pi|theta|alpha|beta|gamma|sin|cos|tan|ln|log|exp)\s*\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _ARGUMENT = r"\s*(?:\{([^{}]*)\}|(\\[A-Za-z]+|[A-Za-z0-9]))"
 _WORD_BELOW = re.compile(  # a word in a symbol's subscript is part of its name
@@ -89,11 +91,10 @@ def clean(text: str) -> str:
     text = text.strip()
     if not re.search(r"\\begin", text):
         text = re.sub(r"\\\\(?=[A-Za-z%$])", r"\\", text)  # escaped once too often
-    text = _RAISED.sub(
-        lambda match: "^{" + match[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")) + "}", text
-    )
+    text = _RAISED.sub(lambda match: "^{" + match[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")) + "}", text)
     text = upright(text).translate(_UNICODE)
-    text = re.sub(r"\d+(?:\{,\}\d+)+", _commas, text)
+    text = re.sub(r"(?<!\d)\d+(?:\{,\}\d+)+", _commas, text)
+    text = re.sub(r"\\mathbb\s*R(?![A-Za-z])", r"\\mathbb{R}", text)
     text = re.sub(r"(?<=R\})\s*(?:-|\\(?=\s))\s*(?=\\?\{)|(?<=R)\s*\\\s+(?=\\?\{)", r"\\setminus ", text)  # R - \{2\}
     text = _undelimited(_SPACES.sub(" ", re.sub(r"(,)\s*\\!\s*|\{([,:])\}", r"\1\2", text)))
     if (marks := re.findall(r"(?<!\\)\$", text)) and len(marks) % 2 == 0:  # $3$, $5$: delimiters, not dollars
@@ -104,6 +105,8 @@ def clean(text: str) -> str:
         lambda match: match[0] if re.search(rf"\\{match[1]}(?![A-Za-z])", text) else f"\\{match[1]}", text
     )
     text = _NAMED.sub(r"\\\1 ", _TRANSPOSE.sub("^{T}", _UNION.sub(r"\1\\cup ", text)))
+    text = re.sub(r"(?<![A-Za-z{])R\s*(?=\\setminus\s*\\?\{)", r"\\mathbb{R}", text)
+    text = re.sub(r"(\\setminus\s*)\{([^{}]*)\}", r"\1\\{\2\\}", text)
     text = _NOT.sub(lambda match: r"\notin " if match[2] == "in" else rf"\n{match[2]} " if match[2] else r"\ne ", text)
     text = re.sub(r"(?<=[\d.)])\s*\+\s*-\s*(?=[\d.])", " - ", text)  # 14.0 + -1.0i
     text = re.sub(r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})", r"^{\\circ}", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
 from .latex import number, plain_text
@@ -23,7 +24,7 @@ _BUILDER = re.compile(r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s?\{?R\}?\s*)?[|:]\s
 _AND = re.compile(r"\\text\s*\{\s*(?:and|且|和|und|et|y)\s*\}|\s+and\s+|\\(?:land|wedge)\b")
 _JOIN = r"(?:and|or|或者?|且|和|以及|または|oder|und|ou|et|o|y)"
 _EXCEPT = re.compile(
-    r"(?:x\s?\\in\s)?(?:all )?(?:\\mathbb\s?\{R\}|real numbers|reals|real x|x),? (?:except|excluding|other than)(?: for)? (?:x ?= ?)?(.+)"
+    r"^(?:x\s?\\in\s)?(?:all )?(?:\\mathbb\{R\}|real numbers|reals|real x|x),? (?:except|excluding)(?: for)? (?:x ?= ?)?"
 )
 _TRANSPOSED = re.compile(r"(.*[)\]}])\s*\^\s*(?:\{T\}|T)", re.DOTALL)
 _LISTS = re.compile(r"(?:(?:np\.array|[Mm]atrix|array)\s?\()?(\[\s*\[.*\]\s*\])\)?", re.DOTALL)
@@ -122,31 +123,21 @@ def matrix(text: str) -> list[list[str]] | None:
 
 def without_points(text: str) -> str:
     r"""0 < x < 9, x \ne 3, or all real numbers except 3, as a union of intervals; any other text as it is."""
-    if match := _EXCEPT.fullmatch(plain_text(text).strip()):
-        text = "x \\ne " + match[1]
     match = _BUILDER.fullmatch(text)
     points: list[str] = []
     others: list[str] = []
-    for part in items(_AND.sub(",", match[2] if match else text)):
+    for part in items(_AND.sub(",", match[2] if match else _EXCEPT.sub(r"x \\ne ", plain_text(text).strip()))):
         sides = relation(part)
-        if len(sides) == 2 and sides[1][0] == "\\ne" and is_name(sides[0][1]):
-            points += items(alternatives(sides[1][1]))
-        else:  # x \ne 2, 3
-            (points if points and len(sides) == 1 else others).append(part)
-    others = [part for part in others if not re.fullmatch(r"[a-z]\s?\\in\s?\\mathbb\s?\{R\}", part)]
-    base = interval(" and ".join(others)) if others else Interval("(", "-\\infty", "\\infty", ")")
-    values = [number(point) for point in points]
-    if base is None or not all(values):
-        points = [] if base is None or len(points) > 1 else points
-    else:
-        points.sort(key=lambda point: number(point).value)  # type: ignore[union-attr]
-    if base is None or not points:
+        if sides[-1][0] == "\\ne" or (points and len(sides) == 1):  # x \ne 2, 3
+            points += items(alternatives(sides[-1][1]))
+        elif not re.fullmatch(r"[a-z]\s?\\in\s?\\mathbb\s?\{R\}", part):
+            others.append(part)
+    base = interval(" and ".join(others) or "(-\\infty,\\infty)")
+    if not points or base is None:
         return text
-    pieces, left, low = [], base.left, base.low
-    for point in points:
-        pieces.append(f"{left}{low},{point})")
-        left, low = "(", point
-    return " \\cup ".join([*pieces, f"{left}{low},{base.high}{base.right}"])
+    points.sort(key=lambda point: value.value if (value := number(point)) else 0)
+    pieces = [f"({low},{high})" for low, high in pairwise([base.low, *points, base.high])]
+    return base.left + " \\cup ".join(pieces)[1:-1] + base.right
 
 
 def relation(text: str) -> list[tuple[str, str]]:

@@ -43,7 +43,8 @@ _UPRIGHT = r"\\(?:text|mathrm|operatorname)\s*\{"
 _OHM = r"(?:\\(?:Omega|ohm)(?![A-Za-z])|[Ω\u2126])"
 _BRACES = r"\s*(?:\[[^\]]*\]\s*)?\{((?:[^{}]|\{[^{}]*\})*)\}"
 _SIUNITX = re.compile(rf"\\(?:(?:SI|qty){_BRACES}|(?:si|unit)){_BRACES}")
-_QUANTITY = re.compile(rf"\\(pu|num|ang){_BRACES}")
+_QUANTITY = re.compile(rf"\\(pu|num|ang){_BRACES}".replace("((", r"\s*([-+]?[\d.,]*(?:[eE][-+]?\d+)?)\s*((", 1))
+_flat = lambda match: r" \text{" + re.sub("[{}]", "", match[1]) + "}"
 _MACROS = {"per": "/", "squared": "^2", "cubed": "^3", "square": "square ", "cubic": "cubic "}
 
 
@@ -51,7 +52,7 @@ def upright(text: str) -> str:
     r"""Writes \SI{5}{\micro\ampere}, 5\mu\text{A}, 5 µA and 5\text{k}\Omega with the whole unit in one \text{…}."""
     if re.search(r"\\(?:SI|qty|si|unit|pu|num|ang)\b", text):
         text = _SIUNITX.sub(lambda match: (match[1] or "") + _as_text(match[2]), text)
-        text = _QUANTITY.sub(_quantity, text)
+        text = _QUANTITY.sub(lambda match: match[2] + (r"^{\circ}" if match[1] == "ang" else _as_text(match[3])), text)
     if not re.search(r"[µμΩ\u2126]|\\(?:mu|Omega|ohm)(?![A-Za-z])", text):
         return text
     text = re.sub(r"(?<=\d)(\s*)[µμ]((?:mol|Hz|Pa|[msgAVWFHCTNJLlMΩ\u2126])\b)", r"\1\\text{µ\2}", text)
@@ -60,20 +61,15 @@ def upright(text: str) -> str:
     return re.sub(rf"({_UPRIGHT}[^{{}}]*)(?:\}}\s*{_OHM}|{_OHM}\s*\}})", r"\1Ω}", text)
 
 
-def _quantity(match: re.Match[str]) -> str:
-    number, unit = re.match(r"\s*([-+]?[\d.,]*(?:[eE][-+]?\d+)?)\s*(.*)", match[2], re.DOTALL).groups()  # type: ignore[union-attr]
-    return number + (r"^{\circ}" if match[1] == "ang" else _as_text(unit) if unit else "")
-
-
 def _as_text(unit: str) -> str:
     unit = re.sub(r"\\([A-Za-z]+)", lambda m: m[1] if m[1] in _PREFIXES else _MACROS.get(m[1], m[1] + " "), unit)
-    return r" \text{" + re.sub(r"[{}~.]", " ", unit) + "}"
+    return r" \text{" + re.sub(r"[{}~.]", " ", unit) + "}" if unit else ""
 
 
 def without_unit(text: str) -> tuple[str, str]:
     """(the answer without its unit, the unit's name); the name is '' without a unit, or for a unit not listed here."""
     text = re.sub(r"(?<=\d)\s([kMGm]?)\s?\\Omega$", r" \\text{\1Ω}", text.strip())
-    text = re.sub(r"(?<=[\d.}])\s*\\(?:text|mathrm)\s*\{((?:[^{}]|\{-?\d\})*)\}", _without_braces, text)
+    text = re.sub(r"(?<=[\d.}])\s*\\(?:text|mathrm)\s*\{((?:[^{}]|\{-?\d\})*)\}", _flat, text)
     if re.fullmatch(r"[-+]?\$\s?\S.*", text):
         return re.sub(r"^([-+]?)\$\s?", r"\1", text), "$"
     if match := _DEGREES.match(text):
@@ -88,10 +84,6 @@ def without_unit(text: str) -> tuple[str, str]:
         return text, ""
     number = not match[1].endswith("}") or re.search(r"^\\frac|^\\sqrt|\^\{", match[1])
     return (match[1].strip(), _name(match[2])) if number else (text, "")
-
-
-def _without_braces(match: re.Match[str]) -> str:
-    return r" \text{" + re.sub("[{}]", "", match[1]) + "}"
 
 
 def _is_unit(words: str, attached: bool) -> bool:
