@@ -98,7 +98,7 @@ def gold_option(gold: str) -> tuple[str, str] | None:
 
 def grade(answer: Answer) -> Grade:
     """A letter outside the question's options is wrong where it is given as the answer, and ignored elsewhere."""
-    options = _options(answer.meta.get("options"))
+    options = options_of(answer.meta.get("options"))
     gold = str(answer.gold).strip()
     label, text = gold_option(gold) or (plain_text(clean(gold)).strip().upper(), "")
     if type(answer.gold) in (int, float) and gold not in options and answer.gold in range(len(options)):
@@ -123,7 +123,8 @@ def grade(answer: Answer) -> Grade:
     return Grade("wrong", 0.0, extracted=pick or extracted)
 
 
-def _options(listed: Any) -> dict[str, str]:
+def options_of(listed: Any) -> dict[str, str]:
+    """The options' texts by label, without the labels that they begin with. {} for what is no list and no mapping."""
     if isinstance(listed, list | tuple):
         listed = {chr(ord("A") + i): text for i, text in enumerate(listed[:26])}
     if not isinstance(listed, Mapping):

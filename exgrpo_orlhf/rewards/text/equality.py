@@ -44,6 +44,7 @@ def same(gold: str, answer: str) -> bool:
     Not symmetric: a gold "x = 5" is answered by 5, but a gold that is an equation is not answered by its right side.
     """
     gold, answer = clean(gold), _REMARK.sub("", clean(answer))
+    answer += "}" * (answer.count("{") - answer.count("}"))  # of the \text{ whose end was part of a remark
     if not gold or not answer:
         return False
     if canonical(gold) == canonical(answer):

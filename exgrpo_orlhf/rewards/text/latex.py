@@ -104,6 +104,7 @@ def clean(text: str) -> str:
     text = _DRAWN_IN_TWO_WAYS.sub(  # \varphi and \phi; where a text has both, they differ
         lambda match: match[0] if re.search(rf"\\{match[1]}(?![A-Za-z])", text) else f"\\{match[1]}", text
     )
+    text = re.sub(r"\\mathcal\s*(?:\{O\}|O)(?=\s?\()", "O", text)
     text = _NAMED.sub(r"\\\1 ", _TRANSPOSE.sub("^{T}", _UNION.sub(r"\1\\cup ", text)))
     text = re.sub(r"(?<![A-Za-z{])R\s*(?=\\setminus\s*\\?\{)", r"\\mathbb{R}", text)
     text = re.sub(r"(\\setminus\s*)\{([^{}]*)\}", r"\1\\{\2\\}", text)
