@@ -30,13 +30,13 @@ _OWN_LABEL = re.compile(r"^\s*[(\[]?(?:([A-Za-z])(?:\s?[)\].:]|\s[-–—]\s)|(\
 _FILLER = (
     r"(?:[\s:*=$({\[\"'“‘：（【「-]|<(?=[A-Z]>)|\\text|\\mathrm|\\textbf|\\mathbf|\\\(|[是为為はが은는이가]|应该|應該|选项?|選項?"
     r"|\b(?:must|should|will|(?:seems|appears|has)\s+to)\s+be\b|\b(?:est|ist|lautet|es|é|è|la|le|die|correcta?|richtige?)\b"
-    r"|\b(?:is|are|be|option|choice|letter|the|therefore|clearly|definitely|likely|probably|most|simply|correct|answer|one|but|both|either)\b)*"
+    r"|\b(?:is|are|be|option|choice|letter|the|therefore|clearly|definitely|likely|probably|most|simply|correct|answer|one|but|both|either)\b){0,40}"
 )
 # A statement, with the label and what follows it: the answer is B; I choose (C); 答案是D; #### 3. Not answer: E = mc^2.
 _STATED = re.compile(
     rf"(?:\b(?:answers?|choice|option|choose|pick|select|go\s+with|{OTHER_LANGUAGES})\b|答案|[选選][择擇项項]?|答え|正解|解答|정답|답|####)"
     rf"(?:\s+(?:to\s+the\s+question|here))?{_FILLER}(?P<hedge>\b(?:might|may|could|would|can)\s+be\b{_FILLER})?"
-    r"([A-Za-z]|\d{1,2})(?![A-Za-z0-9'’]|[.,]\d|\s*[=^_+])(?=(?P<after>[^\n]{0,12}))",
+    r"([A-Za-z]|\d{1,2})(?![A-Za-z0-9'’]|[.,]\d|\s*[\^+]|_[\d{]|\s*=\s*[A-Za-z\\])(?=(?P<after>[^\n]{0,12}))",
     re.IGNORECASE,
 )
 # What begins a statement that is no more than a mention where words follow: option B says; choice (C) is too small.
@@ -55,9 +55,7 @@ _A_BOX = re.compile(
     BOX.pattern + r"\{(?:\s*(?:\\text\w*\s*\{)?\s*\(?([A-J])\)?\.?\s*\}?\s*\}|(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})"
 )
 # What begins with a label, though it gives no option: another label, or several.
-_LIKE_A_LABEL = re.compile(
-    r"[\s({\[*\"“]*(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?\W*[A-Z](?:\W*$|\s*[).:,/&(]|\s(?:or|and)\s)"
-)
+_LIKE_A_LABEL = re.compile(r"\W*(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?\W*[A-Z](?:\W*$|\s*[).:,/&(]|\s(?:or|and)\s)")
 # A label in brackets, anywhere: so it is (C) after all.
 _IN_BRACKETS = re.compile(r"\(\s*([A-Z]|\d)\s*\)")
 # What is ruled out, which is cut out of the text: not B; neither A nor (C); isn't option D; rather than B, but; option

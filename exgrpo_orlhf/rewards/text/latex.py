@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from .units import upright
@@ -19,14 +20,15 @@ _UNICODE = str.maketrans(
         "）": ")", "：": ":", "；": ";", "。": ".", "％": "%", "＝": "=", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
         "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
-        "€": r"\$", "£": r"\$", "⟨": r"\langle ", "⟩": r"\rangle ", "℃": r"^{\circ}C", "℉": r"^{\circ}F", "ℏ": r"\hbar ",
-        "ħ": r"\hbar ", "∖": r"\setminus ", "∉": r"\notin ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "ᵀ": "^{T}",
+        "€": r"\$", "£": r"\$", "⟨": r"\langle ", "⟩": r"\rangle ", "℃": r"^{\circ}C", "℉": r"^{\circ}F", "ᵀ": "^{T}",
+        "ℏ": r"\hbar ", "ħ": r"\hbar ", "∖": r"\setminus ", "∉": r"\notin ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]",
         "\u212a": "K", "\u212b": "Å",
     }
 )  # fmt: skip
 _GREEK = (
     "γ gamma δ delta ε epsilon ζ zeta η eta ι iota κ kappa μ mu ν nu ξ xi ρ rho σ sigma τ tau υ upsilon φ phi χ chi "
-    "ψ psi ω omega ϕ phi ϵ epsilon ϑ theta ϱ rho ς sigma ϰ kappa ϖ pi µ mu \u2126 Omega ∆ Delta Γ Gamma Δ Delta Θ Theta Λ Lambda Ξ Xi Π Pi Σ Sigma Φ Phi Ψ Psi Ω Omega"
+    "ψ psi ω omega ϕ phi ϵ epsilon ϑ theta ϱ rho ς sigma ϰ kappa ϖ pi µ mu \u2126 Omega "
+    "∆ Delta Γ Gamma Δ Delta Θ Theta Λ Lambda Ξ Xi Π Pi Σ Sigma Φ Phi Ψ Psi Ω Omega"
 )
 _UNICODE |= {ord(letter): rf"\{name} " for letter, name in re.findall(r"(\S) (\w+)", _GREEK)}
 _UNICODE |= {0xFF10 + i: str(i) for i in range(10)} | {ord("．"): "."}
@@ -57,9 +59,7 @@ _DRAWN_IN_TWO_WAYS = re.compile(
 _NOT = re.compile(r"\\not\s*(?:(=)|\\([A-Za-z]+))|\s!=\s?")
 _TURNED = r"(?:\\(?:top|intercal)(?![A-Za-z])|\\(?:mathsf|mathrm|text)\s*(?:\{\s*T\s*\}|T(?![A-Za-z])))"
 _TRANSPOSE = re.compile(rf"\^\s*(?:\{{\s*{_TURNED}\s*\}}|{_TURNED})")
-_UNION = re.compile(
-    r"((?:\\\}|,[^()\[\]{}]{0,200}[)\]])\s*)U(?=\s*(?:\\\{|[(\[][^()\[\]{}]{0,200},))"
-)  # (1, 2) U (3, 4)
+_UNION = re.compile(r"((?:\\\}|,[^()\[\]{}]{0,99}[)\]])\s*)U(?=\s*(?:\\\{|[(\[][^()\[\]{}]{0,99},))")  # (1,2)U(3,4)
 _NAMED = re.compile(r"\\(?:text|mathrm|operatorname)\s*\{\s*(pi|theta|alpha|beta|gamma|sin|cos|tan|ln|log|exp)\s*\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _ARGUMENT = r"\s*(?:\{([^{}]*)\}|(\\[A-Za-z]+|[A-Za-z0-9]))"
@@ -86,6 +86,7 @@ class Number(NamedTuple):
     scientific: bool
 
 
+@lru_cache(maxsize=256)  # a gold is cleaned with each of its responses, and several times with each
 def clean(text: str) -> str:
     """The same mathematics without delimiters, sizes and spacing commands, and with one name for each command."""
     text = text.strip()

@@ -24,7 +24,7 @@ _BUILDER = re.compile(r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s?\{?R\}?\s*)?[|:]\s
 _AND = re.compile(r"\\text\s*\{\s*(?:and|且|和|und|et|y)\s*\}|\s+and\s+|\\(?:land|wedge)\b")
 _JOIN = r"(?:and|or|或者?|且|和|以及|または|oder|und|ou|et|o|y)"
 _EXCEPT = re.compile(
-    r"^(?:x\s?\\in\s)?(?:all )?(?:\\mathbb\{R\}|real numbers|reals|real x|x),? (?:except|excluding)(?: for)? (?:x ?= ?)?"
+    r"^(?:x\s?\\in\s)?(?:all )?(?:\\mathbb\{R\}|real numbers|reals|x),? (?:except|excluding)(?: for)? (?:x ?= ?)?"
 )
 _TRANSPOSED = re.compile(r"(.*[)\]}])\s*\^\s*(?:\{T\}|T)", re.DOTALL)
 _LISTS = re.compile(r"(?:(?:np\.array|[Mm]atrix|array)\s?\()?(\[\s*\[.*\]\s*\])\)?", re.DOTALL)
@@ -103,21 +103,19 @@ def enclosed(text: str) -> tuple[str, str, str] | None:
 def matrix(text: str) -> list[list[str]] | None:
     """Rows of cells, if the whole text is one matrix, a list of lists, or one of these or a tuple transposed."""
     if match := _TRANSPOSED.fullmatch(text.strip()):
-        if rows := matrix(match[1]):
-            return [[*column] for column in zip(*rows, strict=True)]
         brackets = enclosed(match[1])
-        cells = items(brackets[1]) if brackets and brackets[0] in "([" else []
-        return [[cell] for cell in cells] if len(cells) > 1 else None
+        rows = matrix(match[1]) or ([items(brackets[1])] if brackets and brackets[0] in "([" else [])
+        return [[*column] for column in zip(*rows, strict=True)] if sum(map(len, rows)) > 1 else None
     if match := _LISTS.fullmatch(text.strip()):
-        lists = [enclosed(part) for part in items(match[1][1:-1])]
-        rows = [items(part[1]) if part and part[0] == "[" == part[2].replace("]", "[") else [] for part in lists]
+        parts = [enclosed(part) for part in items(match[1][1:-1])]
+        rows = [items(part[1]) if part and part[0] + part[2] == "[]" else [] for part in parts]
         return rows if len({len(row) for row in rows}) == 1 and sum(map(len, rows)) > 1 else None
     wrapped = re.fullmatch(r"[(\[]\s*(\\begin\s*\{array\}.*\\end\s*\{array\})\s*[)\]]", text.strip(), re.DOTALL)
     match = _MATRIX.fullmatch(wrapped[1] if wrapped else text.strip())
     if match is None or "\\begin" in match[3]:
         return None
-    rows = re.split(r"\\\\(?:\[[^\]]*\])?|\\cr\b", match[3])
-    cells = [[cell.strip() for cell in row.split("&")] for row in rows if row.replace("\\hline", "").strip()]
+    lines = re.split(r"\\\\(?:\[[^\]]*\])?|\\cr\b", match[3])
+    cells = [[cell.strip() for cell in line.split("&")] for line in lines if line.replace("\\hline", "").strip()]
     return cells if cells and len({len(row) for row in cells}) == 1 else None
 
 
