@@ -7,6 +7,8 @@ from itertools import cycle
 import pyarrow.parquet as pq
 import pytest
 
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.text import choice
 
@@ -324,3 +326,8 @@ def test_mmlu_pro_golds(shared_data):
         for letter, verdict in ((row["answer"], "correct"), ("AB"[row["answer"] == "A"], "wrong")):
             answer = Answer(row["answer"], template.format(letter), meta={"options": row["options"]})
             assert choice.grade(answer).verdict == verdict
+
+
+def test_a_gold_that_is_a_number_reaches_the_grader_as_one():
+    question = Question.make("test", "", 2, {"options": ["2", "3", "4", "5"]})
+    assert [Verifier("choice").grade(question, f"\\boxed{{{text}}}").correct for text in "CA4"] == [True, False, True]
