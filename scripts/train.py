@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import sys
@@ -161,6 +162,11 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
         grader = experiment.verifier
         by = ", ".join(map(str, filter(None, [grader.function, grader.url])))
         print(f"answer      {training[0].answer!r} to the first question; graded by {grader.kind!r}{by and f' ({by})'}")
+        if unseen := sum(map(_hides_its_options, [*training, *validation])):
+            print(
+                f"            NOT IN THE PROMPT: of {unseen:,} questions no option's text, so the model cannot choose; "
+                "write the options into the column of the prompt, a line each ('A) first', 'B) second')"
+            )
     model = experiment.model
     while isinstance(model, SupervisedModel):  # its sizes and its tokenizer are those of what it is made of
         model = model.model
@@ -221,6 +227,16 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 2 if problems else 0
+
+
+def _hides_its_options(question: Question) -> bool:
+    """Whether a question has options for the verifier, and its prompt has the text of none of them."""
+    from exgrpo_orlhf.rewards.text.choice import options_of
+
+    prompt = question.prompt if isinstance(question.prompt, str) else "\n".join(text for _, text in question.prompt)
+    texts = options_of(question.meta.get("options")).values()
+    parts = [r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", text))) for text in texts if text.strip()]
+    return bool(parts) and not any(re.search(rf"(?<!\w){part}(?!\w)", prompt) for part in parts)
 
 
 def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:

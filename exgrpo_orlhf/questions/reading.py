@@ -50,7 +50,7 @@ class QuestionRecords:
 
     prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
     answer: field of the gold answer: text or a number; or a list of these, any of which is right (Verifier.kind 'math',
-        'math_verify'). 'function', 'code' and 'http' get it as it is, the other kinds as text. Where a set lacks the
+        'math_verify'). 'function', 'code', 'http' and 'choice' get it as is, the others as text. Where a set lacks the
         column of the default, here or for `prompt`, its one column with a common name is taken (question, problem or
         input; answer, solution, final_answer, ground_truth or gold; of GSM8K what follows ####)
     source: field of the data set's name; None, a JSONL row without that field, or a table without a column

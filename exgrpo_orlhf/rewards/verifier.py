@@ -327,7 +327,7 @@ class Verifier:
     def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 1)) -> Answer:
         """What a grader gets. A gold is text where text is compared, and as it is for a user's own grader."""
         golds = [*question.answer] if isinstance(question.answer, tuple) else [question.answer]
-        golds = [*map(str, golds)] if self.kind in TEXTS else golds
+        golds = [*map(str, golds)] if self.kind in TEXTS and self.kind != "choice" else golds
         gold = golds if isinstance(question.answer, tuple) else golds[0]
         answer = Answer(gold, written.text, question.prompt, dict(question.meta), question.source)
         if self.kind not in OWN_GRADERS:

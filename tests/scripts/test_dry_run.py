@@ -241,6 +241,24 @@ def test_what_would_go_wrong_later_is_named(dry_run, raw_model, tmp_path):
     assert "FEWER than train.questions_per_step = " in done.stdout
 
 
+def test_options_that_the_model_never_sees_are_named_until_they_stand_in_the_prompts(dry_run, raw_model, tmp_path):
+    bindings = [
+        *small_bindings(raw_model),
+        "Work.questions = @QuestionFile()",
+        f"QuestionFile.path = {str(tmp_path / 'q.jsonl')!r}",
+        "QuestionFile.meta = ('options',)",
+        "Work.validation = None",
+        "train.eval_every = None",
+        "Verifier.kind = 'choice'",
+    ]
+    for ending, unseen in (("", 4), ("\nA) 40\nB) 50", 0)):
+        rows = [{"prompt": f"1+{i}={ending}", "answer": "A", "options": ["A)40", "B)50"]} for i in range(4)]
+        (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        done, _, _ = dry_run(["toy.gin"], bindings)
+        assert (f"NOT IN THE PROMPT: of {unseen} questions no option's text" in done.stdout) == bool(unseen)
+        assert ("NOT IN THE PROMPT" in done.stdout) == bool(unseen)
+
+
 def test_the_local_engine_on_a_gpu_has_hours_that_say_on_which_card_their_figures_were_measured(
     dry_run, big_model, tmp_path
 ):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from . import symbolic
 from .latex import canonical, clean, number, plain_text, same_number, with_commands, words
 from .notations import same_notation
-from .structure import alternatives, enclosed, interval, is_name, items, matrix, relation, split
+from .structure import alternatives, enclosed, interval, is_name, items, matrix, relation, split, without_points
 from .units import qualified, without_unit
 
 _BASE = re.compile(
@@ -18,14 +18,22 @@ _BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11,
     "twelve": 12, "sixteen": 16, "binary": 2, "octal": 8, "decimal": 10, "hex": 16,
 }  # fmt: skip
-_NOTHING = {
-    "nosolution", "nosolutions", "norealsolution", "norealsolutions", "none", r"\emptyset", r"\{\}", "emptyset", "dne",
-    "doesnotexist", "{}",
-}  # fmt: skip
+_SUBJECT = r"(?:(?:this|given) )?(?:system|equation|inequality|problem|it|x)s?(?: of (?:linear )?equations)?"
+_NOTHING = re.compile(  # in `words`
+    r"(?:(?:so|thus|therefore|hence) )?(?:there (?:is|are|exists?)|(?:SUBJECT )?(?:has|have))? ?"
+    r"no (?:such )?(?:real )?(?:solutions?|roots?|values?(?: of [a-z])?)(?: exists?)?(?: in reals)?|none(?: exists?)?"
+    r"|(?:SUBJECT is )?inconsistent(?: system)?|dne|(?:limit )?does not exist|(?:solution set is )?empty ?set"
+    r"|solution set is empty|emptyset".replace("SUBJECT", _SUBJECT)
+)
+_REMARK = re.compile(  # 7 \text{ (since } x > 0)
+    r"(?<=[\w)}\]])\s*[,;]?\s*(?:\\text\s*\{)?\s*[,;]?\s*\(?\s*(?:\\text\s*\{\s*)?\b(?:since|because|reject(?:ing)?|discard(?:ing)?)\b.*",
+    re.DOTALL,
+)
 _REALS = {
     r"\mathbb{R}", r"\mathbbR", "R", "allrealnumbers", "allreals", r"(-\infty,\infty)", r"(-\infty,+\infty)",
     r"x\in\mathbb{R}",
 }  # fmt: skip
+_WITHOUT = re.compile(r"\\ne\b|\bexcept\b|\bexcluding\b")
 _MOST_PARTS = 40
 _DEEPEST = 40
 
@@ -35,7 +43,8 @@ def same(gold: str, answer: str) -> bool:
 
     Not symmetric: a gold "x = 5" is answered by 5, but a gold that is an equation is not answered by its right side.
     """
-    gold, answer = clean(gold), clean(answer)
+    gold, answer = clean(gold), _REMARK.sub("", clean(answer))
+    answer += "}" * (answer.count("{") - answer.count("}"))  # of the \text{ whose end was part of a remark
     if not gold or not answer:
         return False
     if canonical(gold) == canonical(answer):
@@ -53,6 +62,13 @@ def is_words(text: str) -> bool:
     )
 
 
+def says_nothing(text: str) -> bool:
+    """No solution, in words or as the empty set."""
+    if is_words(text.replace(",", " ")):
+        return _NOTHING.fullmatch(words(text)) is not None
+    return canonical(re.sub(r"^[a-zA-Z] ?(?:=|\\in) ?", "", text)) in (r"\emptyset", r"\{\}", "{}")
+
+
 def _same(gold: str, answer: str, level: int) -> bool:
     a, b = canonical(gold), canonical(answer)
     if a == b:
@@ -62,10 +78,10 @@ def _same(gold: str, answer: str, level: int) -> bool:
     for compare in (_same_numbers, same_notation):
         if (verdict := compare(gold, answer)) is not None:
             return verdict
-    for names in (_NOTHING, _REALS):
-        keys = [re.sub(r"[\s\\]", "", text).lower() if is_words(text) else text for text in (a, b)]
-        if keys[0] in names and keys[1] in names:
-            return True
+    if says_nothing(gold) and says_nothing(answer):
+        return True
+    if all((re.sub(r"[\s\\]", "", text).lower() if is_words(text) else text) in _REALS for text in (a, b)):
+        return True
     if is_words(gold):
         return words(gold) == words(_value(answer)) or words(gold) == words(answer)
     for compare_parts in (_same_structure, _same_relation):
@@ -111,6 +127,8 @@ def _based(text: str) -> tuple[str, int] | None:
 
 def _same_structure(gold: str, answer: str, level: int) -> bool | None:
     """Compare enumerations, tuples, sets, intervals, unions and matrices. None where neither has parts."""
+    if len({bool(_WITHOUT.search(text)) for text in (gold, answer)}) == 2:
+        gold, answer = without_points(gold), without_points(answer)
     rows, answer_rows = matrix(gold), matrix(answer)
     if rows and answer_rows:
         same_shape = len(rows) == len(answer_rows)

@@ -18,9 +18,11 @@ _INVISIBLE = re.compile(
 )
 CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
 _ANSWER = re.compile(r"<answer>", re.IGNORECASE)
+OTHER_LANGUAGES = "réponse|respuesta|resposta|risposta|antwort|lösung|ответ|jawaban"  # that write 3,5 for 3.5
 _STATEMENT = re.compile(
     r"(?:\b(?:final\s+)?answers?\b(?:\s+(?:choice|option))?\**\s*(?:is|are|=|:)\s*(?:that\s+|therefore\s+|simply\s+|just\s+)?"
-    r"|\banswer\b\**\s*[:=]|####|答案(?:是|为|:|：)|\b(?:we|I)\s+get\s+(?:the\s+)?(?:final\s+)?answer\s*(?:of|:)?)"
+    r"|\banswer\b\**\s*[:=]|####|答案(?:是|为|:|：)|(?:答え|正解|정답|답)(?:は|은|:|：)|\b(?:we|I)\s+get\s+(?:the\s+)?(?:final\s+)?answer\s*(?:of|:)?"
+    rf"|\b(?:{OTHER_LANGUAGES})\b(?:\s+[^\W\d]+)?\**\s*(?:\b(?:est|es|é|è|ist|lautet)\b|[:=]))"
     r"[\s:*=]*",
     re.IGNORECASE,
 )
@@ -108,7 +110,7 @@ def last_statement(text: str) -> str | None:
     end = next((m for m in _SENTENCE_END.finditer(phrase) if not re.match(r"\b[A-J]$", phrase[: m.start()][-2:])), None)
     if end and phrase[: end.start()].strip():
         phrase = phrase[: end.start()]
-    return phrase.strip(" *_`") or None
+    return re.sub(r"(?:です|である|입니다)$", "", phrase.strip(" *_`")) or None
 
 
 def _joined_spans(text: str, span: re.Match[str]) -> str:

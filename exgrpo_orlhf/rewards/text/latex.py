@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from decimal import ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
+
+from .units import upright
 
 _UNICODE = str.maketrans(
     {
@@ -17,12 +20,15 @@ _UNICODE = str.maketrans(
         "）": ")", "：": ":", "；": ";", "。": ".", "％": "%", "＝": "=", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
         "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
-        "€": r"\$", "£": r"\$", "⟨": r"\langle ", "⟩": r"\rangle ",
+        "€": r"\$", "£": r"\$", "⟨": r"\langle ", "⟩": r"\rangle ", "℃": r"^{\circ}C", "℉": r"^{\circ}F", "ᵀ": "^{T}",
+        "ℏ": r"\hbar ", "ħ": r"\hbar ", "∖": r"\setminus ", "∉": r"\notin ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]",
+        "\u212a": "K", "\u212b": "Å",
     }
 )  # fmt: skip
 _GREEK = (
     "γ gamma δ delta ε epsilon ζ zeta η eta ι iota κ kappa μ mu ν nu ξ xi ρ rho σ sigma τ tau υ upsilon φ phi χ chi "
-    "ψ psi ω omega Γ Gamma Δ Delta Θ Theta Λ Lambda Ξ Xi Π Pi Σ Sigma Φ Phi Ψ Psi Ω Omega"
+    "ψ psi ω omega ϕ phi ϵ epsilon ϑ theta ϱ rho ς sigma ϰ kappa ϖ pi µ mu \u2126 Omega "
+    "∆ Delta Γ Gamma Δ Delta Θ Theta Λ Lambda Ξ Xi Π Pi Σ Sigma Φ Phi Ψ Psi Ω Omega"
 )
 _UNICODE |= {ord(letter): rf"\{name} " for letter, name in re.findall(r"(\S) (\w+)", _GREEK)}
 _UNICODE |= {0xFF10 + i: str(i) for i in range(10)} | {ord("．"): "."}
@@ -44,15 +50,24 @@ _NAMES = {
     r"\cdotp": r"\cdot", r"\percent": r"\%", r"\mathbf": r"\mathrm", r"\bold": r"\mathrm", r"\boldsymbol": r"\mathrm",
     r"\bm": r"\mathrm", r"\mathit": r"\mathrm", r"\textbf": r"\text", r"\textit": r"\text", r"\textrm": r"\text",
     r"\textup": r"\text", r"\mbox": r"\text", r"\textsf": r"\text", r"\emph": r"\text", r"\underline": r"\text",
-    r"\hbox": r"\text", r"\texttt": r"\text",
+    r"\hbox": r"\text", r"\texttt": r"\text", r"\lg": r"\log_{10}", r"\hslash": r"\hbar", r"\backslash": r"\setminus",
+    r"\smallsetminus": r"\setminus", r"\bigcup": r"\cup", r"\AA": "Å", r"\angstrom": "Å", r"\ohm": r"\Omega",
 }  # fmt: skip
+_DRAWN_IN_TWO_WAYS = re.compile(
+    r"\\var(epsilon|theta|pi|rho|sigma|kappa|phi|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![A-Za-z])"
+)
+_NOT = re.compile(r"\\not\s*(?:(=)|\\([A-Za-z]+))|\s!=\s?")
+_TURNED = r"(?:\\(?:top|intercal)(?![A-Za-z])|\\(?:mathsf|mathrm|text)\s*(?:\{\s*T\s*\}|T(?![A-Za-z])))"
+_TRANSPOSE = re.compile(rf"\^\s*(?:\{{\s*{_TURNED}\s*\}}|{_TURNED})")
+_UNION = re.compile(r"((?:\\\}|,[^()\[\]{}]{0,99}[)\]])\s*)U(?=\s*(?:\\\{|[(\[][^()\[\]{}]{0,99},))")  # (1,2)U(3,4)
+_NAMED = re.compile(r"\\(?:text|mathrm|operatorname)\s*\{\s*(pi|theta|alpha|beta|gamma|sin|cos|tan|ln|log|exp)\s*\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _ARGUMENT = r"\s*(?:\{([^{}]*)\}|(\\[A-Za-z]+|[A-Za-z0-9]))"
 _WORD_BELOW = re.compile(  # a word in a symbol's subscript is part of its name
     r"_\s*(?:\{\s*\\(?:text|mathrm)\s*\{\s*([^{}]*?)\s*\}\s*\}|\\(?:text|mathrm)\s*\{\s*([^{}]*?)\s*\})"
 )
-_ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z](?![A-Za-z]))")
-_FUNCTIONS = "sin|cos|tan|cot|csc|ln|log|exp"  # "sec" may be seconds
+_ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d|[A-Za-z](?![A-Za-z]))")
+_FUNCTIONS = "sin|cos|tan|cot|csc|ln|log|lg|exp"  # "sec" may be seconds
 _INFINITY = r"(?:\\text\s?\{\s*)?(?:(negative |minus )|(?:positive |plus )?)([-+]?)\s*(?:\\text\s?\{\s*)?infinity\s*\}?"
 _TEXT = re.compile(r"\\(?:text|mathrm|operatorname)\s*\*?\s*\{([^{}]*)\}")
 
@@ -71,19 +86,31 @@ class Number(NamedTuple):
     scientific: bool
 
 
+@lru_cache(maxsize=256)  # a gold is cleaned with each of its responses, and several times with each
 def clean(text: str) -> str:
     """The same mathematics without delimiters, sizes and spacing commands, and with one name for each command."""
     text = text.strip()
     if not re.search(r"\\begin", text):
         text = re.sub(r"\\\\(?=[A-Za-z%$])", r"\\", text)  # escaped once too often
-    text = _RAISED.sub(
-        lambda match: "^{" + match[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")) + "}", text
-    ).translate(_UNICODE)
+    text = _RAISED.sub(lambda match: "^{" + match[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")) + "}", text)
+    text = upright(text).translate(_UNICODE)
+    text = re.sub(r"(?<!\d)\d+(?:\{,\}\d+)+", _commas, text)
+    text = re.sub(r"\\mathbb\s*R(?![A-Za-z])", r"\\mathbb{R}", text)
+    text = re.sub(r"(?<=R\})\s*(?:-|\\(?=\s))\s*(?=\\?\{)|(?<=R)\s*\\\s+(?=\\?\{)", r"\\setminus ", text)  # R - \{2\}
     text = _undelimited(_SPACES.sub(" ", re.sub(r"(,)\s*\\!\s*|\{([,:])\}", r"\1\2", text)))
     if (marks := re.findall(r"(?<!\\)\$", text)) and len(marks) % 2 == 0:  # $3$, $5$: delimiters, not dollars
         text = re.sub(r"(?<!\\)\$", "", text)
     text = _SIZES.sub("", text)
     text = _COMMAND.sub(lambda match: _NAMES.get(match[0], match[0]), text)
+    text = _DRAWN_IN_TWO_WAYS.sub(  # \varphi and \phi; where a text has both, they differ
+        lambda match: match[0] if re.search(rf"\\{match[1]}(?![A-Za-z])", text) else f"\\{match[1]}", text
+    )
+    text = re.sub(r"\\mathcal\s*(?:\{O\}|O)(?=\s?\()", "O", text)
+    text = _NAMED.sub(r"\\\1 ", _TRANSPOSE.sub("^{T}", _UNION.sub(r"\1\\cup ", text)))
+    text = re.sub(r"(?<![A-Za-z{])R\s*(?=\\setminus\s*\\?\{)", r"\\mathbb{R}", text)
+    text = re.sub(r"(\\setminus\s*)\{([^{}]*)\}", r"\1\\{\2\\}", text)
+    text = _NOT.sub(lambda match: r"\notin " if match[2] == "in" else rf"\n{match[2]} " if match[2] else r"\ne ", text)
+    text = re.sub(r"(?<=[\d.)])\s*\+\s*-\s*(?=[\d.])", " - ", text)  # 14.0 + -1.0i
     text = re.sub(r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})", r"^{\\circ}", text)
     text = re.sub(r"\^\s*\{\s*('+)\s*\}|\^\s*('+)", r"\1\2", text)
     text = text.replace("**", "^")
@@ -91,10 +118,17 @@ def clean(text: str) -> str:
     text = re.sub(rf"\\frac{_ARGUMENT}{_ARGUMENT}", r"\\frac{\1\2}{\3\4}", text)  # \frac12, \frac1{72}, \frac ab
     text = re.sub(r"\\frac\s*(\d)(?=\{|\s*\\)", r"\\frac{\1}", text)
     text = re.sub(r"(?<![\w.)}\]/])(\d+)\s?/\s?(\d+)(?=\s[A-Za-z]|\s?[\\(])", r"\\frac{\1}{\2}", text)
-    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _ROOT.sub(r"\\sqrt\1{\2}", text)
+    text = re.sub(r"\\(?:text|mathrm)\s*\{\s*(\^\{\\circ\}\s*[CFK]?)\s*\}|\{\}(?=\^)", r"\1", text)
     text = re.sub(r"\\[$]", "$", text).replace(r"\%", "%")
     text = re.sub(r"\s+", " ", text)
     return text.strip()
+
+
+def _commas(match: re.Match[str]) -> str:
+    """Of a number written with {,}: thousands (1,234), or a decimal point."""
+    is_decimal = match[0].count("{,}") == 1 and not re.fullmatch(r"[1-9]\d{0,2}\{,\}\d{3}", match[0])
+    return match[0].replace("{,}", "." if is_decimal else ",")
 
 
 def with_commands(text: str) -> str:
@@ -102,8 +136,11 @@ def with_commands(text: str) -> str:
     if match := re.fullmatch(_INFINITY, text, re.IGNORECASE):
         return ("-" if match[1] or match[2] == "-" else "") + r"\infty"
     root = lambda match: r"\sqrt" if match[1] is None else rf"\sqrt{{{match[1]}}}"
-    text = re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)sqrt\s?(?:\(([^()]*)\)|(?=\{))", root, text)
-    text = re.sub(rf"(?<![A-Za-z\\])(?<![A-Za-z]\{{)({_FUNCTIONS})(?=\s?\(|\s[a-z0-9]\b|\s\\)", r"\\\1", text)
+    text = re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)sqrt\s?(?:\(([^()]*)\)|(?=[\[{]))", root, text)
+    text = re.sub(r"\\?log_10(?=[\s({])|(?<![\\A-Za-z])log10(?=\s?\()", r"\\log_{10}", text)
+    next_to = rf"\s?\(|_[\d{{a-z]|\^[\d{{]|\s[a-z0-9]\b|\s\\|\s(?:{_FUNCTIONS})\b"
+    text = re.sub(rf"(?<![A-Za-z\\])(?<![A-Za-z]\{{)({_FUNCTIONS})(?={next_to})", r"\\\1", text)
+    text = re.sub(r"\\lg(?![A-Za-z])", r"\\log_{10}", text)
     return re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)pi(?![A-Za-z])", r"\\pi ", text)
 
 
@@ -123,6 +160,7 @@ def _undelimited(text: str) -> str:
 
 def canonical(text: str) -> str:
     """For comparing letter by letter: cleaned text without spaces, and without braces that change nothing."""
+    text = re.sub(r"(\\[A-Za-z]+)(?=\\(?:text|mathrm)\s*\{[A-Za-z])", r"\1 ", text)
     text = _TEXT.sub(r"\1", text)
     text = re.sub(r"(\\[A-Za-z]+) (?=[A-Za-z])", "\\1\x00", text)  # the space that ends a command
     text = re.sub(r"(?<=\d) +(?=\d)", "\x00", text)  # 1 2 is not 12

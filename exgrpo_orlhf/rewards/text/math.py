@@ -16,14 +16,15 @@ from ...questions.boxes import last_box
 from ...records import Grade
 from ..answer import Answer, Grader
 from . import choice
-from .equality import is_words, same
-from .extraction import Extracted, answer_in, visible
+from .equality import is_words, same, says_nothing
+from .extraction import OTHER_LANGUAGES, Extracted, answer_in, visible
 from .latex import clean
 from .notations import same_notation
 
 _PROSE_NUMBER = re.compile(
     r"(?<![\w.^_])[-−]?(?:\\?\$)?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s?/\s?\d+)?\s?(?:\\?%|percent\b)?"
 )
+_COMMA_LANGUAGE = re.compile(rf"\b(?:{OTHER_LANGUAGES})\b", re.IGNORECASE)
 _LATEX = LatexExtractionConfig()
 _WARM = (
     (r"\frac{x+1}{2}", r"\frac{1}{2} + \frac{x}{2}"),
@@ -106,10 +107,13 @@ def _grade(gold: str, answer: Answer) -> Grade:
     if choice.gold_option(gold):
         return choice.grade(answer._replace(gold=gold))
     candidates = [found for found in answer_in(answer.response) if _says_something(found, gold)]
+    if says_nothing(clean(gold)) and not any(found.marked for found in candidates):
+        last = re.split(r"[.!?:\n]", visible(answer.response).strip(" .!*\n"))[-1]  # the last sentence
+        candidates += [Extracted(last, False, True)] if says_nothing(clean(last)) else []
     if not candidates:
         return Grade("no_answer", 0.0)
     for candidate in candidates:
-        for text in _readings(candidate, gold):
+        for text in _readings(candidate, gold, answer.response):
             if same(gold, text):
                 return Grade("correct", 1.0, extracted=text)
     return Grade("wrong", 0.0, extracted=candidates[0].text)
@@ -124,9 +128,12 @@ def _says_something(candidate: Extracted, gold: str) -> bool:
     return bool(re.search(r"[\d\\^=<>$]", candidate.text)) or len(re.findall(r"[^\W\d_]{2,}", candidate.text)) < 2
 
 
-def _readings(candidate: Extracted, gold: str) -> list[str]:
-    """The text itself and, where a statement has words around its number ("42 apples, by the way"), the number."""
+def _readings(candidate: Extracted, gold: str, response: str) -> list[str]:
+    """The text itself and, where a statement has words around its number ("42 apples, by the way"), the number. Of a
+    language that writes 3,5 for 3.5, that number."""
     text = candidate.text
+    if "." in gold and _COMMA_LANGUAGE.search(response) and len(re.findall(r"\d,\d", text)) == 1:
+        text = re.sub(r"(?<=\d),(?=\d)", ".", text)
     has_words = candidate.prose and candidate.marked and "\\" not in text and re.search(r"[A-Za-z]{2}", text)
     if not has_words or is_words(clean(gold)):
         return [text]

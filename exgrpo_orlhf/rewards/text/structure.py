@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
+
+from .latex import number, plain_text
 
 _OPEN, _CLOSE = "([{", ")]}"
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
@@ -18,7 +21,13 @@ _NAME = re.compile(
 )
 
 _BUILDER = re.compile(r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s?\{?R\}?\s*)?[|:]\s*(.*\S)\s*\\\}", re.DOTALL)
-_AND = re.compile(r"\\text\s*\{\s*and\s*\}|\s+and\s+|\\(?:land|wedge)\b")
+_AND = re.compile(r"\\text\s*\{\s*(?:and|且|和|und|et|y)\s*\}|\s+and\s+|\\(?:land|wedge)\b")
+_JOIN = r"(?:and|or|或者?|且|和|以及|または|oder|und|ou|et|o|y)"
+_EXCEPT = re.compile(
+    r"^(?:x\s?\\in\s)?(?:all )?(?:\\mathbb\{R\}|real numbers|reals|x),? (?:except|excluding)(?: for)? (?:x ?= ?)?"
+)
+_TRANSPOSED = re.compile(r"(.*[)\]}])\s*\^\s*(?:\{T\}|T)", re.DOTALL)
+_LISTS = re.compile(r"(?:(?:np\.array|[Mm]atrix|array)\s?\()?(\[\s*\[.*\]\s*\])\)?", re.DOTALL)
 
 
 class Interval(NamedTuple):
@@ -49,7 +58,7 @@ def split(text: str, separators: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def items(text: str) -> list[str]:
     """The parts of an enumeration: "3, 5", "3 and 5", "x=1 \\text{ or } x=2". One part for any other text."""
-    text = re.sub(r"\\(?:text|mathrm)\s*\{\s*(?:,|,?\s*(?:and|or))\s*\}", ",", text)
+    text = re.sub(rf"\\(?:text|mathrm)\s*\{{\s*(?:,|,?\s*{_JOIN})\s*\}}|或者?|または", ",", text)
     text = re.sub(r"\\(?:lor|vee|wedge|land)\b", ",", text)
     text = re.sub(
         r"(?<![A-Za-z\\])\s*,?\s*\b(?:and|or)\b\s*(?![A-Za-z]{3})|(?<=\d|[)\]}])\s*,?\s*\b(?:and|or)\b\s*", ",", text
@@ -92,14 +101,41 @@ def enclosed(text: str) -> tuple[str, str, str] | None:
 
 
 def matrix(text: str) -> list[list[str]] | None:
-    """Rows of cells, if the whole text is one matrix."""
+    """Rows of cells, if the whole text is one matrix, a list of lists, or one of these or a tuple transposed."""
+    if match := _TRANSPOSED.fullmatch(text.strip()):
+        brackets = enclosed(match[1])
+        rows = matrix(match[1]) or ([items(brackets[1])] if brackets and brackets[0] in "([" else [])
+        return [[*column] for column in zip(*rows, strict=True)] if sum(map(len, rows)) > 1 else None
+    if match := _LISTS.fullmatch(text.strip()):
+        parts = [enclosed(part) for part in items(match[1][1:-1])]
+        rows = [items(part[1]) if part and part[0] + part[2] == "[]" else [] for part in parts]
+        return rows if len({len(row) for row in rows}) == 1 and sum(map(len, rows)) > 1 else None
     wrapped = re.fullmatch(r"[(\[]\s*(\\begin\s*\{array\}.*\\end\s*\{array\})\s*[)\]]", text.strip(), re.DOTALL)
     match = _MATRIX.fullmatch(wrapped[1] if wrapped else text.strip())
     if match is None or "\\begin" in match[3]:
         return None
-    rows = re.split(r"\\\\(?:\[[^\]]*\])?|\\cr\b", match[3])
-    cells = [[cell.strip() for cell in row.split("&")] for row in rows if row.replace("\\hline", "").strip()]
+    lines = re.split(r"\\\\(?:\[[^\]]*\])?|\\cr\b", match[3])
+    cells = [[cell.strip() for cell in line.split("&")] for line in lines if line.replace("\\hline", "").strip()]
     return cells if cells and len({len(row) for row in cells}) == 1 else None
+
+
+def without_points(text: str) -> str:
+    r"""0 < x < 9, x \ne 3, or all real numbers except 3, as a union of intervals; any other text as it is."""
+    match = _BUILDER.fullmatch(text)
+    points: list[str] = []
+    others: list[str] = []
+    for part in items(_AND.sub(",", match[2] if match else _EXCEPT.sub(r"x \\ne ", plain_text(text).strip()))):
+        sides = relation(part)
+        if sides[-1][0] == "\\ne" or (points and len(sides) == 1):  # x \ne 2, 3
+            points += items(alternatives(sides[-1][1]))
+        elif not re.fullmatch(r"[a-z]\s?\\in\s?\\mathbb\s?\{R\}", part):
+            others.append(part)
+    base = interval(" and ".join(others) or "(-\\infty,\\infty)")
+    if not points or base is None:
+        return text
+    points.sort(key=lambda point: value.value if (value := number(point)) else 0)
+    pieces = [f"({low},{high})" for low, high in pairwise([base.low, *points, base.high])]
+    return base.left + " \\cup ".join(pieces)[1:-1] + base.right
 
 
 def relation(text: str) -> list[tuple[str, str]]:

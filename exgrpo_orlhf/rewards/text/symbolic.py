@@ -40,7 +40,8 @@ def equal(gold: str, answer: str) -> bool:
         return False
     if _number_against_variable(gold, answer) or not (computable(gold) and computable(answer)):
         return False
-    a, b = _parsed(gold), _parsed(answer)
+    is_real = not (should_treat_as_complex(gold) or should_treat_as_complex(answer))  # it sees i, but not 2i
+    a, b = _parsed(gold, is_real), _parsed(answer, is_real)
     if a is None or b is None or _surely_different(a, b):
         return False
     a, b = _with_positive_variables(a, b)
@@ -102,21 +103,20 @@ def _number_against_variable(gold: str, answer: str) -> bool:
 
 
 def _differ_in_case(gold: str, answer: str) -> bool:
-    """Whether one writes R where the other writes r."""
-    a, b = (set(re.sub(r"\\[A-Za-z]+", " ", text)) for text in (gold, answer))
-    return any(letter.isalpha() and letter.swapcase() in b - a for letter in a - b)
+    r"""Whether one writes R where the other writes r, or \Phi and \phi."""
+    a, b = (set(re.findall(r"(?<=\\)[A-Za-z]+|[A-Za-z]", text)) for text in (gold, answer))
+    return any(name[0].swapcase() + name[1:] in b - a for name in a - b)
 
 
 @lru_cache(maxsize=512)  # a question's gold comes with each of its responses
-def _parsed(text: str) -> Any:
+def _parsed(text: str, is_real: bool = True) -> Any:
     """A sympy expression, or None."""
     try:
-        # It takes the t of \sin t for a unit.
+        # It takes A^T for the A of a number, and the t of \sin t for a unit.
+        text = re.sub(r"(?<![A-Za-z\\])([A-Z])\s?\^\s?(?:\{T\}|T(?![A-Za-z]))", r"\1_{T}", text)
         text = re.sub(r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log|exp)) ([a-z])(?![A-Za-z_^(\s])", r"\1{\2}", text)
         normal = normalize_latex(text, _NORMALIZATION)
-        parsed = latex2sympy(
-            normal, is_real=not should_treat_as_complex(normal), convert_degrees=False, normalization_config=None
-        )
+        parsed = latex2sympy(normal, is_real=is_real, convert_degrees=False, normalization_config=None)
     except MemoryError:
         raise
     except Exception:  # what this parser raises on text that is no mathematics is not documented

@@ -15,33 +15,65 @@ g gram grams, kg kilogram kilograms, mg milligram milligrams, lb lbs pound pound
 l liter liters litre litres, ml milliliter milliliters, deg degree degrees °, rad radian radians,
 $ dollar dollars usd, cent cents ¢,
 j joule joules, n newton newtons, w watt watts, v volt volts, a ampere amperes amp amps, hz hertz, k kelvin kelvins,
-pa pascal pascals, mph, erg ergs, ev
+pa pascal pascals, erg ergs, ev, tesla teslas, coulomb coulombs, farad farads, henry henries henrys, siemens,
+wb weber webers, wh, mol mole moles, bar, atm atmosphere atmospheres, cal calorie calories, ohm ohms,
+å angstrom angstroms, degc celsius degreecelsius, degf fahrenheit
 """
 _UNITS = {name: names.split()[0] for names in _NAMES.split(",") for name in names.split()}
+_PREFIXES = {"pico": "p", "nano": "n", "micro": "µ", "milli": "m", "centi": "c", "kilo": "k", "mega": "M", "giga": "G"}
+_PREFIXED = re.compile(r"([pnµumcdkMGT])(Hz|Pa|eV|Wb|Wh|mol|bar|cal|ohm|[AVWJNFTCHSKmgsLlΩ])")
+_PREFIXED_NAME = re.compile(rf"({'|'.join(_PREFIXES)})([a-z]+)")
 _TEXT_END = re.compile(
     r"^(.*?\S)\s*(\\(?:text|mathrm|operatorname)\s*\{[^{}]*\}(?:\\(?:text|mathrm|operatorname)\s*\{[^{}]*\}"
-    r"|\^\s*\{?\s*-?\d\s*\}?|/|\\cdot|\*|\s|(?<=[\s}/*])[A-Za-zµ]{1,3}(?=[\s/^{]|$))*)$",
+    r"|\^\s*\{?\s*-?\d\s*\}?|[/*()]|\\cdot|\s|(?<=[\s}/*(])[A-Za-zµΩ]{1,3}(?=[\s/^{)]|$))*)$",
     re.DOTALL,
 )
 _WORDS_END = re.compile(
     r"^([-+]?[\d.,/]*\d(?:\s?(?:\\times|\\cdot|\*|x)\s?10\s?\^\s?(?:\{[-+\d ]+\}|\d+)|[eE][-+]?\d+)?%?|.*\})"
-    r"\s*([A-Za-zµ][A-Za-zµ./^{}\-\d ]*)$"
+    r"\s*([A-Za-zµΩÅ](?:[A-Za-zµΩÅ./^{}()*\-\d ]|\\cdot )*)$"
 )
-_LETTERS = dict(zip("KNJVWAmshglL", "knjvwamshgll", strict=True))  # units of one letter: 5 K, but not 5 k
+_LETTERS = dict(zip("KNJVWAmshglLΩÅ", [*"knjvwamshgll", "ohm", "å"], strict=True))  # of one letter: 5 K, but not 5 k
+_RARE = {"T": "tesla", "C": "coulomb", "F": "farad", "H": "henry", "S": "siemens"}  # upright, or beside other units
 _NO_UNIT = re.compile(
     r"\b(?:and|or|to|if|not|remainder|factorial|squared|cubed|dozen|pi|sqrt|sin|cos|tan|log|ln|exp|mod|base)\b",
     re.IGNORECASE,
 )
 _DEGREES = re.compile(r"^(.*\S)\s*\^\{\\circ\}\s*(?:\\(?:text|mathrm)\s*\{\s*)?([CFK])?\s*\}?$")
+_UPRIGHT = r"\\(?:text|mathrm|operatorname)\s*\{"
+_OHM = r"(?:\\(?:Omega|ohm)(?![A-Za-z])|[Ω\u2126])"
+_BRACES = r"\s*(?:\[[^\]]*\]\s*)?\{((?:[^{}]|\{[^{}]*\})*)\}"
+_SIUNITX = re.compile(rf"\\(?:(?:SI|qty){_BRACES}|(?:si|unit)){_BRACES}")
+_QUANTITY = re.compile(rf"\\(pu|num|ang){_BRACES}".replace("((", r"\s*([-+]?[\d.,]*(?:[eE][-+]?\d+)?)\s*((", 1))
+_flat = lambda match: r" \text{" + re.sub("[{}]", "", match[1]) + "}"
+_MACROS = {"per": "/", "squared": "^2", "cubed": "^3", "square": "square ", "cubic": "cubic "}
+
+
+def upright(text: str) -> str:
+    r"""Writes \SI{5}{\micro\ampere}, 5\mu\text{A}, 5 µA and 5\text{k}\Omega with the whole unit in one \text{…}."""
+    if re.search(r"\\(?:SI|qty|si|unit|pu|num|ang)\b", text):
+        text = _SIUNITX.sub(lambda match: (match[1] or "") + _as_text(match[2]), text)
+        text = _QUANTITY.sub(lambda match: match[2] + (r"^{\circ}" if match[1] == "ang" else _as_text(match[3])), text)
+    if not re.search(r"[µμΩ\u2126]|\\(?:mu|Omega|ohm)(?![A-Za-z])", text):
+        return text
+    text = re.sub(r"(?<=\d)(\s*)[µμ]((?:mol|Hz|Pa|[msgAVWFHCTNJLlMΩ\u2126])\b)", r"\1\\text{µ\2}", text)
+    text = re.sub(rf"(?:\\mu|[µμ])\s*{_UPRIGHT}", r"\\text{µ", text)
+    text = re.sub(rf"({_UPRIGHT}[^{{}}]*)(?:\\mu\s*|[µμ])", r"\1µ", text)
+    return re.sub(rf"({_UPRIGHT}[^{{}}]*)(?:\}}\s*{_OHM}|{_OHM}\s*\}})", r"\1Ω}", text)
+
+
+def _as_text(unit: str) -> str:
+    unit = re.sub(r"\\([A-Za-z]+)", lambda m: m[1] if m[1] in _PREFIXES else _MACROS.get(m[1], m[1] + " "), unit)
+    return r" \text{" + re.sub(r"[{}~.]", " ", unit) + "}" if unit else ""
 
 
 def without_unit(text: str) -> tuple[str, str]:
     """(the answer without its unit, the unit's name); the name is '' without a unit, or for a unit not listed here."""
-    text = text.strip()
+    text = re.sub(r"(?<=\d)\s([kMGm]?)\s?\\Omega$", r" \\text{\1Ω}", text.strip())
+    text = re.sub(r"(?<=[\d.}])\s*\\(?:text|mathrm)\s*\{((?:[^{}]|\{-?\d\})*)\}", _flat, text)
     if re.fullmatch(r"[-+]?\$\s?\S.*", text):
         return re.sub(r"^([-+]?)\$\s?", r"\1", text), "$"
     if match := _DEGREES.match(text):
-        return match[1], f"deg{match[2] or ''}"
+        return match[1], f"deg{(match[2] or '').lower()}"
     match = _TEXT_END.match(text)
     if match and not _NO_UNIT.search(match[2]) and match[1][-1] not in "_^({+-*/=,":
         return match[1].strip().rstrip("\\").strip(), _name(match[2])
@@ -55,13 +87,14 @@ def without_unit(text: str) -> tuple[str, str]:
 
 
 def _is_unit(words: str, attached: bool) -> bool:
-    """5 cm, 5cm, 5 apples; not 5n, 4ac, 5 or 6."""
-    names = re.findall(r"[A-Za-zµ]+", words)
+    """5 cm, 5cm, 5 apples; not 5n, 4ac, 2mV, 5 or 6."""
+    names = re.findall(r"[A-Za-zµΩÅ]+", words.replace("\\cdot", " "))
     if _NO_UNIT.search(words) or re.search(r"\s\d", words):
         return False
-    if all(_unit(word) or word in ("per", "sq") for word in names):
-        return not attached or max(map(len, names)) > 1
-    return not attached and len(names[0]) > 1
+    is_rare = not _RARE.keys().isdisjoint(names) and not re.search(r"[/^]", words)
+    if not is_rare and all(_unit(word) or word in ("per", "sq") for word in names):
+        return not attached or any(len(name) > (1 if name.lower() in _UNITS else 2) for name in names)
+    return not attached and len(names[0]) > 1 and not re.search(r"[()*\\]", words)
 
 
 def qualified(text: str) -> bool:
@@ -72,22 +105,34 @@ def qualified(text: str) -> bool:
 
 
 def _unit(word: str) -> str | None:
-    return _LETTERS.get(word) if len(word) == 1 and word.isalpha() else _UNITS.get(word.lower())
+    if len(word) == 1 and word.isalpha():
+        return _LETTERS.get(word) or _RARE.get(word)
+    if name := _UNITS.get(word.lower()):
+        return name
+    if match := _PREFIXED.fullmatch(word):
+        return match[1].replace("u", "µ") + (_unit(match[2]) or "")
+    match = _PREFIXED_NAME.fullmatch(word.lower())
+    return _PREFIXES[match[1]] + _UNITS[match[2]] if match and match[2] in _UNITS else None
 
 
 def _name(unit: str) -> str:
-    """One name for all spellings of a unit; '' for a unit that is not listed here."""
-    unit = re.sub(r"\\(?:text|mathrm|operatorname)|[{}\\~]", " ", unit).replace("per", "/")
-    power = 1
-    for word, number in (("square", 2), ("sq", 2), ("cubic", 3)):
-        if re.search(rf"(?i:\b{word}\b\.?)", unit):
-            unit, power = re.sub(rf"(?i:\b{word}\b\.?)", " ", unit), number
-    names = []
-    for part in re.findall(r"[A-Za-zµ$°¢]+|/|\^\s*-?\s*\d|\d", unit):
-        if part == "/" or part.startswith("^"):
-            names.append(part.replace(" ", ""))
-        elif name := _unit(part):
-            names.append(name)
+    """One name for all spellings of a unit, m·s^-2; '' for a unit that is not listed here."""
+    unit = re.sub(r"\\mu\s*", "µ", re.sub(r"\\Omega\s*", "Ω ", unit))
+    unit = re.sub(r"\\(?:text|mathrm|operatorname|cdot|times)|[{}\\~]", " ", unit).strip()
+    unit = re.sub(r"\bdeg(?:rees?)?\.?\s*([CF])(?:elsius|ahrenheit)?\b", r"deg\1", unit)
+    unit = re.sub(r"\bper\b", "/", re.sub(r"\bmph\b", "mi/h", unit))
+    powers: dict[str, int] = {}
+    sign, power, last = 1, 1, ""
+    for part in re.findall(r"[A-Za-zµΩÅ$°¢]+|/|\^?\s*\(?\s*-?\s*\d", unit):
+        if part == "/":
+            sign = -1  # of all that follow: J/(kg K), J/kg/K
+        elif part[-1].isdigit() and last:
+            powers[last] += sign * (int(re.sub(r"[^-\d]", "", part)) - 1)
+        elif part.lower() in ("square", "sq", "cubic"):
+            power = 3 if part.lower() == "cubic" else 2
+        elif (last := _unit(part) or "") and unit not in ("C", "F"):  # which may be degrees
+            powers[last] = powers.get(last, 0) + sign * power
+            power = 1
         else:
             return ""
-    return "".join(names) + (f"^{power}" if power > 1 else "")
+    return "·".join(name if count == 1 else f"{name}^{count}" for name, count in sorted(powers.items()))
