@@ -41,7 +41,8 @@ class Verifier:
         'exact' (the response is the answer), 'modular_chain' or 'word_problem' (which also check the
         reasoning), 'chain_steps' (modular chains; the reward is the share of right steps)
     rewards: several at a time, with their weights, kinds or functions: {'math': 1.0, 'style.py:brief': 0.2}. The reward
-        is their weighted sum, without those that abstain (a function's None). None: that of `kind` alone
+        is their weighted sum, without those that abstain (a function's None). They take the place of `kind`, which is
+        not read then. None: that of `kind` alone
     success_by: the name of the one that decides on success (a kind's, a function's); None: the first
     success_at: least reward of a success with 'function', 'reasoning_gym' and 'http', whose reward is any number; the
         other kinds say themselves what is correct.
@@ -89,14 +90,14 @@ class Verifier:
 
     def __post_init__(self) -> None:
         check_settings(Verifier, vars(self))
+        if self.rewards is not None:
+            self._check_several()
+            return
         require(
             (self.function is not None) == (self.kind == "function"),
             f"Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
             f"{self.function!r} with Verifier.kind = {self.kind!r}",
         )
-        if self.rewards is not None:
-            self._check_several()
-            return
         self._check_success_at({self.kind})
         require(self.success_by is None, "Verifier.success_by names one of Verifier.rewards, which is not set")
         require(
@@ -120,8 +121,9 @@ class Verifier:
             f"Verifier.rewards has a weight for each reward, {{'math': 1.0, 'style.py:brief': 0.2}}; got {weights!r}",
         )
         require(
-            self.function is None and self.kind in (Verifier.kind, *self.parts),
-            f"Verifier.rewards = {weights!r}: Verifier.kind and Verifier.function would be one more, put them in",
+            self.function is None,
+            f"Verifier.function = {self.function!r} is not called where Verifier.rewards is set: make the function one "
+            "of the rewards, and set Verifier.function = None",
         )
         kinds = {part.kind for part in self.parts.values()}
         require(
