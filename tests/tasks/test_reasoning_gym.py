@@ -84,7 +84,7 @@ def test_the_reward_is_the_librarys_score_and_success_is_where_it_is_drawn():
 
 
 def test_a_response_on_which_the_checker_fails_scores_0_and_a_broken_question_is_not_graded(monkeypatch):
-    from exgrpo_orlhf.rewards.text import gym
+    from exgrpo_orlhf.rewards.sandbox import gym
     from exgrpo_orlhf.tasks import reasoning_gym
 
     question = ReasoningGym("chain_sum", SMALL, 1).load()[0]
