@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata, util
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -66,19 +66,16 @@ class ReasoningGym:
 
         Raises ValueError for an unknown task or setting, and if there are fewer questions than asked for.
         """
-        if util.find_spec("reasoning_gym") is None:
-            _library()  # raises
-        server = kept(SOURCE, lambda: ForkServer(f"{__name__}:maker", {"memory": _NO_LIMIT}, "ReasoningGym"))
+        server = kept(SOURCE, lambda: ForkServer(f"{__name__}:_maker", {"memory": _NO_LIMIT}, "ReasoningGym"))
         worker = server.worker()
         try:
             worker.call(pickle.dumps(self))
-            questions, fault = worker.reply(math.inf)
+            questions: list[Question] = worker.reply(math.inf)
+            return questions
         except CallFailed as error:
-            raise ValueError(f"ReasoningGym: the library fails on {self}: {error}") from error
+            raise ValueError(str(error).removeprefix("ValueError: ")) from error
         finally:
             worker.close()
-        require(not fault, fault)
-        return list(questions)
 
     def make(self) -> list[Question]:
         """As `load`, in this process, whose hash seed decides the questions of some tasks."""
@@ -118,17 +115,9 @@ class ReasoningGym:
         return [*questions.values()]
 
 
-def maker(settings: Mapping[str, Any]) -> tuple[str, Callable[[ReasoningGym], tuple[list[Question], str]]]:
-    """What a worker answers: the questions and, if they cannot be made, why."""
+def _maker(settings: Mapping[str, Any]) -> tuple[str, Callable[[ReasoningGym], list[Question]]]:
     _library()
-
-    def make(sets: ReasoningGym) -> tuple[list[Question], str]:
-        try:
-            return sets.make(), ""
-        except ValueError as error:
-            return [], str(error)
-
-    return "", make
+    return "", ReasoningGym.make
 
 
 def version() -> str:

@@ -3,6 +3,7 @@ evaluate the text as Python, so they run in the sandbox, each answer in a proces
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ...tasks.reasoning_gym import SOURCE, entries_of, entry_of
 from ..answer import Answer, Grader
 from . import sandbox
 
+_SCORE = re.compile(r"1\.0|0\.\d+|\de-\d+|\d\.\d+e-\d+")  # from 0 to 1, as Python writes it
 _FOLDERS = [str(Path(module.__path__[0]).parent) for module in (reasoning_gym, sympy)]
 _LONGEST = 3600.0  # seconds; the pool's limit ends this process and the sandbox before
 
@@ -26,8 +28,8 @@ def grader(success_at: float, memory: int) -> Grader:
 
 
 def grade(answer: Answer, success_at: float = 1.0, memory: int = 1024) -> Grade:
-    """The library's score is the reward. A response on which its checker fails or exceeds the memory scores 0, unless
-    it fails on the right answer too: no response escapes its 0 by being hard to read.
+    """The library's score is the reward. A response on which its checker fails, exceeds the memory or returns no number
+    from 0 to 1 scores 0, unless it fails on the right answer too: no response escapes its 0 by being hard to read.
 
     Raises ValueError for a question that is not ReasoningGym's, or that its library makes otherwise today, and whatever
     the checker raises on the right answer.
@@ -43,11 +45,7 @@ def grade(answer: Answer, success_at: float = 1.0, memory: int = 1024) -> Grade:
     if text is None:
         return Grade("no_answer", 0.0)
     run = sandbox.call(lambda: repr(float(entries.score_answer(text, entry))), _LONGEST, memory, _FOLDERS)
-    reward = 0.0
-    if run.how == "exit 0":
-        reward = float(run.output)
-        if not 0 <= reward <= 1:
-            raise ValueError(f"the checker of {source['task']} returned {run.output:.40}, which is no score from 0 to 1")
-    else:
+    reward = float(run.output) if run.how == "exit 0" and _SCORE.fullmatch(run.output) else 0.0
+    if run.how != "exit 0":
         entries.score_answer(entry["answer"], entry)
     return Grade("correct" if reward >= success_at else "wrong", reward, extracted=text)
