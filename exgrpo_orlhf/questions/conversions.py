@@ -8,6 +8,7 @@ of the right one.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import string
 from collections.abc import Callable, Iterable, Mapping
@@ -48,6 +49,12 @@ _DAPO = re.compile(
 def columns(question: str, answer: str) -> Conversion:
     """Two plain columns. 142.0 is written as 142."""
     return Conversion((question, answer), lambda row: (row[question], _text(row[answer])))
+
+
+def tests(question: str, answer: str) -> Conversion:
+    """Two columns, the second with a program's tests: text, or lists and records, which are written as JSON."""
+    as_text = lambda value: value if isinstance(value, str) else json.dumps(value)
+    return Conversion((question, answer), lambda row: (row[question], as_text(row[answer])))
 
 
 def choice(question: str, options: str, answer: str) -> Conversion:
