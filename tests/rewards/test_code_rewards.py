@@ -187,9 +187,9 @@ def test_the_program_is_the_last_python_block_outside_thoughts(response, program
 
 
 ADD = "def add(a, b):\n    return a + b"
-METHOD = "class Solution:\n    def add(self, a: int, b: List[int]) -> Optional[int]:\n        return a + Counter(b)[2] * 2"
+METHOD = "class Solution:\n    def add(self, a: int, b: List[int]) -> int:\n        return a + Counter(b)[2] * 2"
 SUM = "print(sum(map(int, input().split())))"
-IN_STRING = 'TEXT = {0}Example:\n```python\nadd(1, 2)\n```\n{0}\n'
+IN_STRING = "TEXT = {0}Example:\n```python\nadd(1, 2)\n```\n{0}\n"
 CALLS = {"fn_name": "add", "inputs": [[1, 2], [5, 6]], "outputs": [3, 11]}
 BLOCK = "```python\n{}\n```\n".format
 TESTS_OF_A_PROGRAM = (

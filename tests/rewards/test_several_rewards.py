@@ -137,7 +137,7 @@ def test_rewards_take_the_place_of_a_kind_and_a_function_becomes_one_of_them_as_
     for kind in ("modular_chain", "http", "function"):
         assert [part.function for part in Verifier(kind=kind, rewards=two).parts.values()] == [*two]
     bindings = ["Verifier.kind = 'function'", "Verifier.function = 'a.py:x'", f"Verifier.rewards = {two}"]
-    with pytest.raises(ValueError, match="make the function one of the rewards, and set Verifier.function = None"):
+    with pytest.raises(ValueError, match=r"make the function one of the rewards, and set Verifier\.function = None"):
         config.load(["toy.gin"], bindings)
     config.load(["toy.gin"], [*bindings, "Verifier.function = None"])
 

@@ -6,10 +6,12 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from run_builders import ROOT
+from run_builders import ROOT, wait_until
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
@@ -151,8 +153,6 @@ EVALUATED = {  # tasks whose checkers evaluate an answer, and the right answer f
 @pytest.mark.usefixtures("needs_sandbox")
 @pytest.mark.parametrize("task", EVALUATED)
 def test_an_answer_that_is_a_program_reaches_nothing_outside_the_sandbox(task, tmp_path):
-    from exgrpo_orlhf.rewards.sandbox import gym
-
     [question] = ReasoningGym(task, count=1, seed=3).load()
     gold, marker = tmp_path / "gold", tmp_path / "marker"
     gold.write_text(question.answer)
@@ -177,12 +177,25 @@ def test_an_answer_that_is_a_program_reaches_nothing_outside_the_sandbox(task, t
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_sandbox")
-def test_an_answer_without_end_is_wrong_and_leaves_nothing_running():
+def test_an_answer_without_end_is_wrong_and_leaves_nothing_running(monkeypatch, tmp_path):
     [question] = ReasoningGym("n_queens", count=1).load()
-    program = "<answer>[marked_by_the_test for marked_by_the_test in iter(int, 1)]</answer>"
+    close_workers()
+    monkeypatch.setenv("MARKED_BY_THE_TEST", str(tmp_path))
+    program = "<answer>[number for number in iter(int, 1)]</answer>"
     grade = Verifier("reasoning_gym", timeout=1.0, workers=1).grade(question, program)
     assert (grade.verdict, grade.reward) == ("wrong", 0.0)
+    assert _marked(str(tmp_path)), "the workers themselves"
     close_workers()
+    wait_until(lambda: not _marked(str(tmp_path)), seconds=30)
+
+
+def _marked(text: str) -> list[str]:
+    """Processes that began with this text in their environment."""
+    marked = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            marked += [process.name] if text.encode() in (process / "environ").read_bytes() else []
+    return marked
 
 
 @pytest.mark.parametrize(

@@ -78,20 +78,16 @@ def run(
 
 
 def call(function: Callable[[], str], timeout: float, memory: int, folders: Sequence[str]) -> Run:
-    """Call a function in a fork of this process, in the sandbox; its result is the output. It exits with 1 where the
-    function raises. timeout: seconds; memory: MiB beyond that of this process; folders: of modules that it may import.
+    """Call a function in a fork of this process; its result is the output, and it exits with 127 where it raises. What
+    it calls may change the result, and nothing else.
 
-    Raises NoSandbox. The code may change what it returns, and nothing else.
+    timeout: seconds; memory: MiB beyond that of this process; folders: of modules that it may import. Raises NoSandbox.
     """
 
     def start() -> None:
         result = os.dup(1)
         os.dup2(2, 1)  # what it prints is not kept
-        try:
-            text = function()
-        except BaseException:
-            os._exit(1)
-        os.write(result, text.encode())
+        os.write(result, function().encode())
         os._exit(0)
 
     orders = _orders([""], timeout, memory + memory_used("VmSize") // 2**20, folders)
@@ -101,7 +97,7 @@ def call(function: Callable[[], str], timeout: float, memory: int, folders: Sequ
         try:
             os.dup2(writing, 1)
             os.close(writing)
-            namespaces.start_in_sandbox({**orders, "most_output_of_all": _MOST_OUTPUT}, me, start)
+            namespaces.start_in_sandbox(orders, me, start)
         finally:
             os._exit(1)
     os.close(writing)
@@ -113,7 +109,7 @@ def call(function: Callable[[], str], timeout: float, memory: int, folders: Sequ
 def _orders(inputs: Sequence[str], timeout: float, memory: int, folders: Sequence[str] = ()) -> dict[str, Any]:
     python = (sys.base_prefix, sys.base_exec_prefix, str(Path(_interpreter()).resolve().parents[1]))
     more = {folder for folder in (*python, *folders) if not any(Path(folder).is_relative_to(own) for own in _SYSTEM)}
-    limits = {"timeout": timeout, "memory": memory, "most_output": _MOST_OUTPUT}
+    limits = {"timeout": timeout, "memory": memory, "most_output": _MOST_OUTPUT, "most_output_of_all": _MOST_OUTPUT}
     return {"inputs": list(inputs), "folders": [*_SYSTEM, *more], **limits}  # folders: visible inside
 
 
@@ -131,8 +127,8 @@ def _reported(out: bytes, why: object) -> list[Run]:
     if "unavailable" in answer:
         raise NoSandbox(
             f"this machine allows no sandbox ({answer['unavailable']}), and kinds 'code' and 'reasoning_gym' run "
-            "nothing without one. It needs Linux 5.14 or newer with seccomp, and user namespaces (sysctl user.max_user_namespaces; in a "
-            "container, a seccomp and AppArmor profile that allows them)"
+            "nothing without one. It needs Linux 5.14 or newer with seccomp, and user namespaces (sysctl "
+            "user.max_user_namespaces; in a container, a seccomp and AppArmor profile that allows them)"
         )
     return [Run(**result) for result in answer["results"]]
 
