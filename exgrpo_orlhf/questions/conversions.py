@@ -53,8 +53,11 @@ def columns(question: str, answer: str) -> Conversion:
 
 def tests(question: str, answer: str) -> Conversion:
     """Two columns, the second with a program's tests: text, or lists and records, which are written as JSON."""
-    as_text = lambda value: value if isinstance(value, str) else json.dumps(value)
-    return Conversion((question, answer), lambda row: (row[question], as_text(row[answer])))
+
+    def convert(row: Row) -> tuple[str, str]:
+        return row[question], row[answer] if isinstance(row[answer], str) else json.dumps(row[answer])
+
+    return Conversion((question, answer), convert)
 
 
 def choice(question: str, options: str, answer: str) -> Conversion:

@@ -41,13 +41,11 @@ class Verifier:
         'exact' (the response is the answer), 'modular_chain' or 'word_problem' (which also check the
         reasoning), 'chain_steps' (modular chains; the reward is the share of right steps)
     rewards: several at a time, with their weights, kinds or functions: {'math': 1.0, 'style.py:brief': 0.2}. The reward
-        is their weighted sum, without those that abstain (a function's None). They take the place of `kind`, which is
-        not read then. None: that of `kind` alone
+        is their weighted sum, without those that abstain (a function's None); `kind` is not read. None: `kind` alone
     success_by: the name of the one that decides on success (a kind's, a function's); None: the first
     success_at: least reward of a success with 'function', 'reasoning_gym' and 'http', whose reward is any number; the
-        other kinds say themselves what is correct.
-        An OpenRLHF function's or server's `scores` decide instead of its rewards, where it returns them.
-        Advantages follow the reward; what is stored, retired and counted as accuracy follows success
+        other kinds say themselves what is correct. An OpenRLHF function's or server's `scores` decide instead of its
+        rewards. Advantages follow the reward; what is stored, retired and counted as accuracy follows success
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
     tool: for which the function is written, 'openrlhf', 'trl' or 'verl'; None: its parameters' names tell
     gets: of what a function that takes several responses gets them at a time, a 'group' (those to one question) or the
@@ -122,8 +120,8 @@ class Verifier:
         )
         require(
             self.function is None,
-            f"Verifier.function = {self.function!r} is not called where Verifier.rewards is set: make the function one "
-            "of the rewards, and set Verifier.function = None",
+            f"Verifier.function = {self.function!r} is not called beside Verifier.rewards: make the function one of "
+            "the rewards, and set Verifier.function = None",
         )
         kinds = {part.kind for part in self.parts.values()}
         require(

@@ -148,6 +148,7 @@ def entries_of(task: str, settings: str, seed: int) -> Any:
 
 def entry_of(task: str, settings: str, seed: int, index: int) -> dict[str, Any]:
     """The library's record of a question. Raises as `entries_of`."""
+    entries = entries_of(task, settings, seed)
     random.seed(f"{seed} {index}")  # list_functions draws from this generator too
-    entry: dict[str, Any] = entries_of(task, settings, seed)[index]
+    entry: dict[str, Any] = entries[index]
     return entry
