@@ -192,6 +192,7 @@ SUM = "print(sum(map(int, input().split())))"
 IN_STRING = "TEXT = {0}Example:\n```python\nadd(1, 2)\n```\n{0}\n"
 CALLS = {"fn_name": "add", "inputs": [[1, 2], [5, 6]], "outputs": [3, 11]}
 BLOCK = "```python\n{}\n```\n".format
+WITH_EXAMPLE = f'def add(a, b):\n    """Adds.\n{BLOCK("add(1, 2)")}    """\n    return a + b'
 TESTS_OF_A_PROGRAM = (
     "import subprocess\nprint(subprocess.run(['python', 's.py'], input='1 2', stdin=None, text=True))",
     "import io, sys\nbefore = sys.stdin\nsys.stdin = io.StringIO('1 2')\nmain()",
@@ -232,12 +233,15 @@ TESTS_OF_A_PROGRAM = (
         (BLOCK("print(3)") + BLOCK("print(4)"), {"inputs": [""], "outputs": ["4"]}, "print(4)"),
         # A fence inside a string is none, unless the string has no end.
         *((BLOCK(IN_STRING.format(quotes) + ADD), CALLS, IN_STRING.format(quotes) + ADD) for quotes in ('"""', "'''")),
+        (BLOCK(WITH_EXAMPLE), CALLS, WITH_EXAMPLE),
         (BLOCK(IN_STRING.format('"""') + SUM), SUMS, IN_STRING.format('"""') + SUM),
         (BLOCK('x = """') + BLOCK(f'"""Sums."""\n{ADD}'), CALLS, f'"""Sums."""\n{ADD}'),
         (BLOCK('x = """') + "Two:\n" + BLOCK(ADD), CALLS, ADD),
         # The prompt may have opened the block.
         (f"{ADD}\n```", CALLS, ADD),
         (f"{ADD}\n```\nIt adds.", CALLS, ADD),
+        (f"{ADD}\n```\nUse it:\n{BLOCK('add(1, 2)')}", CALLS, ADD),
+        (f"python\n{ADD}\n```\n", CALLS, ADD),
         (f"{SUM}\n```\n", SUMS, SUM),
         (ADD, CALLS, ADD),
         ("Read with input() and add.\n```\nx\n```", SUMS, "x"),

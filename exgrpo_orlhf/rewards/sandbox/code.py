@@ -115,6 +115,7 @@ def last_program(response: str, tests: dict[str, str] | list[Call] | None = None
     programs = [(_needed(body, tests), tag in _PYTHON, body) for tag, body in blocks if not tag or tag in _PYTHON]
     if not programs or max(programs)[0] < 1:
         head = re.split(r"(?m)^[ \t]*(?:```|~~~)", visible(text), maxsplit=1)[0]
+        head = re.sub(r"(?i)\A(?:python3?|py)[ \t]*\n", "", head)  # the info of a fence that the prompt ends in
         programs += [(1, False, head)] if _needed(head, tests) > 0 and _is_python(head) else []
     if not programs:
         return None
