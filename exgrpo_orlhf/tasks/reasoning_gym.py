@@ -73,7 +73,8 @@ class ReasoningGym:
             questions: list[Question] = worker.reply(math.inf)
             return questions
         except CallFailed as error:
-            raise ValueError(str(error).removeprefix("ValueError: ")) from error
+            reason = str(error).removeprefix("ValueError: ")
+            raise ValueError(reason if reason.startswith("ReasoningGym") else f"ReasoningGym: {reason}") from error
         finally:
             worker.close()
 
