@@ -1,9 +1,12 @@
-"""Questions of reasoning-gym: the text in the last <answer>…</answer>, scored by the task's own checker. Some checkers
-evaluate the text as Python, so they run in the sandbox, each answer in a process of its own."""
+"""Questions of reasoning-gym: the text in the last <answer>…</answer>, scored by the task's own checker.
+
+Some checkers evaluate the text as a Python expression. One without any of _PARTS calls nothing and changes no attribute;
+every other text is scored in the sandbox, in a process of its own, which takes a hundred times as long.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from ...tasks.reasoning_gym import SOURCE, entries_of, entry_of
 from ..answer import Answer, Grader
 from . import sandbox
 
-_SCORE = re.compile(r"1\.0|0\.\d+|\de-\d+|\d\.\d+e-\d+")  # from 0 to 1, as Python writes it
+_PARTS = ("(", "for", "__")  # [0 for x.y in z] assigns
 _FOLDERS = [str(Path(module.__path__[0]).parent) for module in (reasoning_gym, sympy)]
 _LONGEST = 3600.0  # seconds; the pool's limit ends this process and the sandbox before
 
@@ -28,8 +31,8 @@ def grader(success_at: float, memory: int) -> Grader:
 
 
 def grade(answer: Answer, success_at: float = 1.0, memory: int = 1024) -> Grade:
-    """The library's score is the reward. A response on which its checker fails, exceeds the memory or returns no number
-    from 0 to 1 scores 0, unless it fails on the right answer too: no response escapes its 0 by being hard to read.
+    """The library's score is the reward. A response on which its checker fails scores 0, unless it fails on the right
+    answer too: no response escapes its 0 by being hard to read.
 
     Raises ValueError for a question that is not ReasoningGym's, or that its library makes otherwise today, and whatever
     the checker raises on the right answer.
@@ -44,8 +47,21 @@ def grade(answer: Answer, success_at: float = 1.0, memory: int = 1024) -> Grade:
     text = extract_answer(answer.response)
     if text is None:
         return Grade("no_answer", 0.0)
-    run = sandbox.call(lambda: repr(float(entries.score_answer(text, entry))), _LONGEST, memory, _FOLDERS)
-    reward = float(run.output) if run.how == "exit 0" and _SCORE.fullmatch(run.output) else 0.0
-    if run.how != "exit 0":
+    score = lambda: float(entries.score_answer(text, entry))
+    try:
+        reward = _enclosed(score, memory) if any(part in text for part in _PARTS) else score()
+    except (MemoryError, sandbox.NoSandbox):
+        raise
+    except Exception:
         entries.score_answer(entry["answer"], entry)
+        reward = 0.0
     return Grade("correct" if reward >= success_at else "wrong", reward, extracted=text)
+
+
+def _enclosed(score: Callable[[], float], memory: int) -> float:
+    """The score, from the sandbox. Raises ValueError where the checker fails there, or an answer has changed it."""
+    run = sandbox.call(lambda: repr(score()), _LONGEST, memory, _FOLDERS)
+    reward = float(run.output)
+    if run.how != "exit 0" or not 0 <= reward <= 1:
+        raise ValueError(f"no score from 0 to 1 but {run}")
+    return reward
