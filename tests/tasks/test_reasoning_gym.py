@@ -162,7 +162,7 @@ def test_an_answer_that_is_a_program_reaches_nothing_outside_the_sandbox(task, t
         program.replace("TEXT", f"open({str(gold)!r}).read()"),
         f"open({str(marker)!r}, 'w')",
         f"__import__('os').system('touch {marker}')",
-        rf"""[self + "open\x28'{marker}', 'w'\x29" for self.__class__.__add__ in [eval]]""",
+        rf"""[NQueensDataset + "open\x28'{marker}', 'w'\x29" for NQueensDataset.__class__.__add__ in [eval]]""",
         "[0] * 10**10",
         "__import__('os')._exit(0)",
         "__import__('os').kill(1, 9)",

@@ -1,7 +1,7 @@
 """Questions of reasoning-gym: the text in the last <answer>…</answer>, scored by the task's own checker.
 
-Some checkers evaluate the text as a Python expression. One without any of _PARTS calls nothing and changes no attribute;
-every other text is scored in the sandbox, in a process of its own, which takes a hundred times as long.
+Some checkers evaluate the text as a Python expression. One without any of _PARTS calls nothing and changes nothing. All
+other texts are scored in the sandbox, in a process of their own, which takes a hundred times as long.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def grade(answer: Answer, success_at: float = 1.0, memory: int = 1024) -> Grade:
     text = extract_answer(answer.response)
     if text is None:
         return Grade("no_answer", 0.0)
-    score = lambda: float(entries.score_answer(text, entry))
+
+    def score() -> float:
+        return float(entries.score_answer(text, entry))
+
     try:
         reward = _enclosed(score, memory) if any(part in text for part in _PARTS) else score()
     except (MemoryError, sandbox.NoSandbox):
