@@ -20,6 +20,7 @@ import transformers
 from run_builders import DATA, ROOT, THINKING, byte_tokenizer
 
 from exgrpo_orlhf.checkpoints import manifest
+from exgrpo_orlhf.rewards.sandbox import sandbox
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -215,3 +216,12 @@ def run_script(capsys, monkeypatch):
         return subprocess.CompletedProcess(arguments, status, output.out, output.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def needs_sandbox() -> None:
+    """Skips where programs cannot be run."""
+    try:
+        sandbox.check_available()
+    except sandbox.NoSandbox as error:
+        pytest.skip(str(error))

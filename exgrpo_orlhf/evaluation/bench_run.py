@@ -36,7 +36,7 @@ GO_ON = "the responses so far are kept; run the same command again to continue"
 _LOG_EVERY = 5.0  # seconds
 _NOTHING: results_folder.Results = {"benchmarks": {}, "not_run": {}, "record": {}}
 _BATCH = 256  # responses regraded at a time
-_NEED_MORE = ("function", "http", "reasoning_gym")  # verifiers that read more of a question than a sample has
+_NEED_MORE = ("function", "http", "reasoning_gym", "code")  # verifiers that read more of a question than a sample has
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ _ASK = {  # verifier -> the instruction below a question
     "math": "Reason step by step and put the final answer within \\boxed{}.",
     "choice": "Reason step by step and put the label of the right option within \\boxed{}.",
     "reasoning_gym": "Reason step by step and put the final answer within <answer> and </answer>.",
+    "code": "Reason step by step and write the whole program in one Python code block.",
 }
 _TASKS: dict[str, type[MadeQuestions | ReasoningGym]] = {  # by their key
     "chains": ModularChains,
@@ -42,7 +43,8 @@ class BenchmarkError(ValueError):
 class SetFile:
     """A local file of a set.
 
-    convert: how a row becomes a question; question, answer: its columns, for the conversions that need them
+    convert: how a row becomes a question; question, answer: its columns, for the conversions that need them; with
+        verifier 'code' the answer is the tests
     options: the column with the texts of the options, for multiple choice; note: a remark beside the score
     """
 
@@ -197,7 +199,6 @@ class Definitions:
         require(bool(public or files or tasks), f"no source; give files, public, {' or '.join(_TASKS)}")
         sources = [*tasks, *(key for key in ("public", "files") if tasks and block.get(key))]
         require(len(sources) < 2, f"{' and '.join(sources)} are two sources; give one of them")
-        require(block["verifier"] != "code", "programs are not evaluated here; verifier = 'function' can")
         for task in tasks:
             table = block.pop(task)
             require(isinstance(table, dict), f"{task} is a table such as {{ count = 100 }}, not {table!r}")

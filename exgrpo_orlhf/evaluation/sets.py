@@ -193,7 +193,8 @@ def _conversion(benchmark: Benchmark, file: SetFile) -> Conversion:
     if file.options:
         return conversions.choice(file.question, file.options, file.answer)
     if file.convert == "columns":
-        return conversions.columns(file.question, file.answer)
+        convert = conversions.tests if benchmark.verifier == "code" else conversions.columns
+        return convert(file.question, file.answer)
     if file.convert == "boxed":
         return conversions.boxed(file.question, file.answer)
     name = "verl" if file.convert == _PREPARED else file.convert

@@ -8,6 +8,7 @@ of the right one.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import string
 from collections.abc import Callable, Iterable, Mapping
@@ -49,6 +50,15 @@ _DAPO = re.compile(
 def columns(question: str, answer: str) -> Conversion:
     """Two plain columns. 142.0 is written as 142."""
     return Conversion((question, answer), lambda row: (row[question], _text(row[answer])))
+
+
+def tests(question: str, answer: str) -> Conversion:
+    """Two columns, the second with a program's tests: text, or lists and records, which are written as JSON."""
+
+    def convert(row: Row) -> tuple[str, str]:
+        return row[question], row[answer] if isinstance(row[answer], str) else json.dumps(row[answer])
+
+    return Conversion((question, answer), convert)
 
 
 def choice(question: str, options: str, answer: str) -> Conversion:

@@ -36,9 +36,9 @@ def _text_grader(settings: Mapping[str, Any]) -> Grader:
 
         return choice.grade
     if kind == "reasoning_gym":
-        from .text import gym
+        from .sandbox import gym
 
-        return partial(gym.grade, success_at=settings["success_at"])
+        return gym.grader(settings["success_at"], settings["memory"])
     from .sandbox import code
 
     return code.grader(settings["timeout"], settings["memory"])

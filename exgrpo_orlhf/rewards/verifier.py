@@ -41,12 +41,11 @@ class Verifier:
         'exact' (the response is the answer), 'modular_chain' or 'word_problem' (which also check the
         reasoning), 'chain_steps' (modular chains; the reward is the share of right steps)
     rewards: several at a time, with their weights, kinds or functions: {'math': 1.0, 'style.py:brief': 0.2}. The reward
-        is their weighted sum, without those that abstain (a function's None). None: that of `kind` alone
+        is their weighted sum, without those that abstain (a function's None); `kind` is not read. None: `kind` alone
     success_by: the name of the one that decides on success (a kind's, a function's); None: the first
     success_at: least reward of a success with 'function', 'reasoning_gym' and 'http', whose reward is any number; the
-        other kinds say themselves what is correct.
-        An OpenRLHF function's or server's `scores` decide instead of its rewards, where it returns them.
-        Advantages follow the reward; what is stored, retired and counted as accuracy follows success
+        other kinds say themselves what is correct. An OpenRLHF function's or server's `scores` decide instead of its
+        rewards. Advantages follow the reward; what is stored, retired and counted as accuracy follows success
     function: with kind 'function', 'file.py' or 'file.py:name'; reward_func(queries, prompts, labels) by default
     tool: for which the function is written, 'openrlhf', 'trl' or 'verl'; None: its parameters' names tell
     gets: of what a function that takes several responses gets them at a time, a 'group' (those to one question) or the
@@ -89,14 +88,14 @@ class Verifier:
 
     def __post_init__(self) -> None:
         check_settings(Verifier, vars(self))
+        if self.rewards is not None:
+            self._check_several()
+            return
         require(
             (self.function is not None) == (self.kind == "function"),
             f"Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
             f"{self.function!r} with Verifier.kind = {self.kind!r}",
         )
-        if self.rewards is not None:
-            self._check_several()
-            return
         self._check_success_at({self.kind})
         require(self.success_by is None, "Verifier.success_by names one of Verifier.rewards, which is not set")
         require(
@@ -120,8 +119,9 @@ class Verifier:
             f"Verifier.rewards has a weight for each reward, {{'math': 1.0, 'style.py:brief': 0.2}}; got {weights!r}",
         )
         require(
-            self.function is None and self.kind in (Verifier.kind, *self.parts),
-            f"Verifier.rewards = {weights!r}: Verifier.kind and Verifier.function would be one more, put them in",
+            self.function is None,
+            f"Verifier.function = {self.function!r} is not called beside Verifier.rewards: make the function one of "
+            "the rewards, and set Verifier.function = None",
         )
         kinds = {part.kind for part in self.parts.values()}
         require(

@@ -1,14 +1,19 @@
 """Questions of reasoning-gym, a library of over a hundred generated tasks with graded checkers (arXiv 2505.24760).
 
 A question keeps how it was made (task, settings, seed, index), not the library's own record of it: the grader makes
-that again, so a question is the same on disk, in a buffer and in another process. `pip install '.[reasoning-gym]'`.
+that again, so a question is the same on disk, in a buffer and in another process. Some tasks go by the order of a set
+of texts, which Python's hash seed decides, so all questions are made in a worker: its hash seed is fixed, as the
+grader's is. `pip install '.[reasoning-gym]'`.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Mapping
+import math
+import pickle
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -18,11 +23,13 @@ import numpy as np
 
 from ..records import Question
 from ..settings import Count, Natural, check_settings, require
+from ..workers.fork_server import CallFailed, ForkServer, kept
 from .made_questions import Split, split_by_hash
 
 SOURCE = "reasoning_gym"
 _SIZE = 10**6  # of each of the library's sets, of which only what is asked for is made
 _SMALLER = {"word_ladder": 20_000, "acre": 2_000}  # the one takes no larger size, the other makes all of it at once
+_NO_LIMIT = 2**20  # MiB
 _PATIENCE = 1000  # questions in a row that are of the other split or not new, before there are taken to be no more
 
 
@@ -59,6 +66,20 @@ class ReasoningGym:
 
         Raises ValueError for an unknown task or setting, and if there are fewer questions than asked for.
         """
+        server = kept(SOURCE, lambda: ForkServer(f"{__name__}:_maker", {"memory": _NO_LIMIT}, "ReasoningGym"))
+        worker = server.worker()
+        try:
+            worker.call(pickle.dumps(self))
+            questions: list[Question] = worker.reply(math.inf)
+            return questions
+        except CallFailed as error:
+            reason = str(error).removeprefix("ValueError: ")
+            raise ValueError(reason if reason.startswith("ReasoningGym") else f"ReasoningGym: {reason}") from error
+        finally:
+            worker.close()
+
+    def make(self) -> list[Question]:
+        """As `load`, in this process, whose hash seed decides the questions of some tasks."""
         weights = self._weights()
         bounds = np.cumsum(list(weights.values())) / sum(weights.values()) * self.count
         shares = np.diff(np.floor(bounds + 0.5).astype(int), prepend=0)
@@ -78,21 +99,26 @@ class ReasoningGym:
 
     def _of(self, task: str, share: int) -> list[Question]:
         settings = repr(dict(self.settings if isinstance(self.tasks, str) else self.settings.get(task, {})))
-        entries, questions, index, last = entries_of(task, settings, self.seed), dict[str, Question](), 0, 0
+        size, questions, index, last = len(entries_of(task, settings, self.seed)), dict[str, Question](), 0, 0
         while len(questions) < share:
-            entry = entries[index]
+            entry = entry_of(task, settings, self.seed, index)
             text = entry["question"]
             meta = {"task": task, "settings": settings, "seed": self.seed, "index": index}
             question = Question.make(SOURCE, text, str(entry["answer"]), {SOURCE: meta})
             index += 1
             if split_by_hash(text.casefold(), SOURCE.encode()) == self.split and question.id not in questions:
                 questions[question.id], last = question, index
-            if len(questions) < share and (index - last == _PATIENCE or index == len(entries)):
+            if len(questions) < share and (index - last == _PATIENCE or index == size):
                 raise ValueError(
                     f"ReasoningGym.count asks for {share} distinct {self.split} questions of {task!r}, and only "
                     f"{len(questions)} were made in {index} tries; ask for fewer, or for more difficult ones"
                 )
         return [*questions.values()]
+
+
+def _maker(settings: Mapping[str, Any]) -> tuple[str, Callable[[ReasoningGym], list[Question]]]:
+    _library()
+    return "", ReasoningGym.make
 
 
 def version() -> str:
@@ -119,3 +145,11 @@ def entries_of(task: str, settings: str, seed: int) -> Any:
         return _library().create_dataset(task, size=size, seed=seed, **ast.literal_eval(settings))
     except (ValueError, TypeError, AssertionError) as error:
         raise ValueError(f"ReasoningGym: {task!r} with {settings}: {error}") from error
+
+
+def entry_of(task: str, settings: str, seed: int, index: int) -> dict[str, Any]:
+    """The library's record of a question. Raises as `entries_of`."""
+    entries = entries_of(task, settings, seed)
+    random.seed(f"{seed} {index}")  # list_functions draws from this generator too
+    entry: dict[str, Any] = entries[index]
+    return entry

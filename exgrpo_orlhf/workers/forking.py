@@ -140,7 +140,7 @@ def _reap(child: _Child, owner: str) -> None:
 
 def _serve(answer: Callable[[Any], Any], channel: socket.socket, file: int, memory: int) -> NoReturn:
     """Answer calls until the worker is closed. memory: MiB beyond what is loaded already"""
-    limit = _memory("VmSize") + memory * 2**20
+    limit = memory_used("VmSize") + memory * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     me, reason = os.getpid(), ""
@@ -174,11 +174,11 @@ def check_memory() -> None:
     """In a worker: raises MemoryError if it was close to its limit. sympy and math-verify catch that error and go on
     without what they lack."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and _memory("VmPeak") > 0.9 * limit:
+    if limit != resource.RLIM_INFINITY and memory_used("VmPeak") > 0.9 * limit:
         raise MemoryError
 
 
-def _memory(name: str) -> int:
+def memory_used(name: str) -> int:
     """Bytes of address space: VmSize, now, or VmPeak, the largest since the fork."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{name}:", 1)[1].split(None, 1)[0]) * 1024

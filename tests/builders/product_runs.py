@@ -175,6 +175,9 @@ def openrlhf_runs(chain: Path, folder: Path, url: str) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
+FILES = {"code": ("recipes/code.gin",)}  # of the runs that take more than the toy's
+
+
 def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]]:
     """Bindings by name. chain: a chain model that is right now and then; text: `guesser`; folder: of `write_files`;
     url: of a reward server"""
@@ -279,8 +282,16 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         "choice": texts("choices", "choice", "Prompts.template = 'chat'"),
         "math": texts("sums", "math", "Prompts.template = 'qwen_math'", "Verifier.format = 'boxed'"),
         "math_verify": texts("sums", "math_verify", "Prompts.template = 'simplerl'"),
-        "code": texts("sums", "code", "Prompts.template = 'think_answer'"),
-        "thoughts": texts("sums", "math", "Verifier.format = 'think_answer'", "ReplayMixer.rho = 0"),
+        "code": small(
+            text, "Work.questions = @QuestionFile()", f"QuestionFile.path = '{folder}/sums.jsonl'",
+            "QuestionFile.held_out = 4", "QuestionFile.part = 'train'", "Work.validation = @validation/QuestionFile()",
+            "validation/QuestionFile.part = 'validation'", "Verifier.kind = 'code'", "Prompts.max_tokens = 600",
+            "MAX_RESPONSE_TOKENS = 8",
+        ),
+        "thoughts": texts(
+            "sums", "math", "Verifier.format = 'think_answer'", "ReplayMixer.rho = 0",
+            "Prompts.template = 'think_answer'",
+        ),
         "experts": texts(
             "sums", "math", f"Work.experience = '{folder}/worked.jsonl'", "ReplayMixer.collects = False",
             "TrajectorySelector.by = 'perplexity'", "QuestionSampler.unit = 'successes'",

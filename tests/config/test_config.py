@@ -29,6 +29,7 @@ LEFT_OPEN = {
         *("SupervisedModel.model = @PretrainedModel()", "PretrainedModel.path = 'some/model'"),
         *("SupervisedModel.examples = @ModularChains()", "QuestionFile.path = 'questions.parquet'"),
     ],
+    "recipes/code": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'tasks.jsonl'"],
     "baselines/rlep": ["Work.experience = 'run/checkpoint-200/replay'"],
 }
 

@@ -111,7 +111,6 @@ def test_a_checkpoint_of_a_study_has_its_variant_and_seed_in_its_name(byte_model
         ({"sampels": "3"}, "there is no key 'sampels'; did you mean samples"),
         ({"samples": '"3"'}, "samples takes int, got '3'"),
         ({"verifier": '"maths"'}, "Verifier.kind must be one of"),
-        ({"verifier": '"code"'}, "programs are not evaluated here"),
         ({"temperature": "0", "samples": "4"}, "would all be the same"),
         ({"public": '"aime"'}, "public = 'aime' is in no catalogue; did you mean aime2"),
         (

@@ -13,6 +13,7 @@ import pytest
 from eval_builders import CHAINS, HERE, RUN_BENCH, definition, results, samples, timeless_results
 from full_disk import full_disk
 from mlflow.tracking import MlflowClient
+from product_runs import guesser
 from results_builder import make_results
 from run_builders import BUILDERS, ROOT, python, rows, small_bindings, train_small, wait_until
 from tracking_builders import tracked_runs
@@ -432,6 +433,33 @@ def test_an_mlflow_that_does_not_answer_loses_nothing(warm_model, tmp_path, benc
     bench("--model", warm_model, *words, "--out", tmp_path / "x")
     assert "run the same command again" in caplog.text
     assert results(tmp_path / "x")["benchmarks"]["chains"]["questions"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_sandbox")
+def test_programs_are_run_against_the_column_of_tests(tmp_path, bench):
+    """Tests as text, as lists and as records; the model writes print(4) or something else at random."""
+    model = guesser(tmp_path / "guesser")
+    file = definition(
+        tmp_path, verifier='"code"', samples="16", temperature="1.0", max_tokens="8",
+        files='[{ name = "programs.jsonl", question = "problem", answer = "tests" }]',
+    )  # fmt: skip
+    tests = {"inputs": ["", " "], "outputs": ["4", "4"]}
+    columns = [json.dumps(tests), tests, [{"input": "", "output": "4"}], ["assert f() == 4", "assert f() == 4"]]
+    questions = [json.dumps({"problem": f"2 + 2 = ? ({i})", "tests": tests}) for i, tests in enumerate(columns)]
+    (tmp_path / "programs.jsonl").write_text("\n".join(questions))
+    words = ("--model", model, "--definitions", file, "--benchmarks", "mine", *HERE)
+    bench(*words, "--out", tmp_path / "x")
+    lines = samples(tmp_path / "x", "mine")
+    right = "```python\nprint(4)\n```"
+    assert {line["row"] for line in lines if line["verdict"] == "correct"} <= {0, 1, 2}
+    assert {line["verdict"] for line in lines if line["response"] == right and line["row"] < 3} == {"correct"}
+    assert {line["verdict"] for line in lines if right not in line["response"]} <= {"no_answer", "wrong"}
+    assert {line["verdict"] for line in lines if line["row"] == 3} <= {"no_answer", "wrong"}, "f is not defined"
+    assert results(tmp_path / "x")["benchmarks"]["mine"]["ask"].endswith("in one Python code block.")
+    questions[0] = json.dumps({"problem": "2 + 2 = ?", "tests": "print(4)"})
+    (tmp_path / "programs.jsonl").write_text("\n".join(questions))
+    assert "line 1 of the tests cannot be read: print(4)" in bench(*words, "--out", tmp_path / "y", status=2)
 
 
 @pytest.mark.slow

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from exgrpo_orlhf.rewards.sandbox import sandbox
-
 
 @pytest.fixture(scope="module")
 def function(request, tmp_path_factory) -> str:
@@ -13,12 +11,3 @@ def function(request, tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("functions") / "reward.py"
     path.write_text(request.module.FUNCTION)
     return str(path)
-
-
-@pytest.fixture(scope="session")
-def needs_sandbox() -> None:
-    """Skips where programs cannot be run."""
-    try:
-        sandbox.check_available()
-    except sandbox.NoSandbox as error:
-        pytest.skip(str(error))

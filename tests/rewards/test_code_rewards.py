@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_builders import wait_until
+from run_builders import rows, wait_until
 from thought_builders import TAGS
 
 from exgrpo_orlhf.records import Question
@@ -188,6 +188,105 @@ def test_the_program_is_the_last_python_block_outside_thoughts(response, program
     assert last_program(response) == program
 
 
+ADD = "def add(a, b):\n    return a + b"
+METHOD = "class Solution:\n    def add(self, a: int, b: List[int]) -> int:\n        return a + Counter(b)[2] * 2"
+SUM = "print(sum(map(int, input().split())))"
+IN_STRING = "TEXT = {0}Example:\n```python\nadd(1, 2)\n```\n{0}\n"
+CALLS = {"fn_name": "add", "inputs": [[1, 2], [5, 6]], "outputs": [3, 11]}
+BLOCK = "```python\n{}\n```\n".format
+WITH_EXAMPLE = f'def add(a, b):\n    """Adds.\n{BLOCK("add(1, 2)")}    """\n    return a + b'
+TESTS_OF_A_PROGRAM = (
+    "import subprocess\nprint(subprocess.run(['python', 's.py'], input='1 2', stdin=None, text=True))",
+    "import io, sys\nbefore = sys.stdin\nsys.stdin = io.StringIO('1 2')\nmain()",
+    "from unittest.mock import patch\nwith patch('builtins.input', side_effect=['1 2']):\n    main()",
+    "import subprocess\nrun = subprocess.Popen(['python', 's.py'], stdin=subprocess.PIPE)\nrun.stdin.write(b'1 2')",
+    "def input():\n    return '1 2'\nmain()",
+)
+
+
+@pytest.mark.parametrize(
+    ("response", "tests", "program"),
+    [
+        # A function, and blocks after it that call or test it.
+        *(
+            (BLOCK(ADD) + BLOCK(later), tests, ADD)
+            for later in (
+                "print(add(1, 2))", "# def add\nassert add(1, 2) == 3", "from solution import add\nadd(1, 2)",
+                "def test_add():\n    assert add(1, 2) == 3", "x = add == 3", 'print("""\ndef add(a): pass\n""")',
+            )
+            for tests in (CALLS, ASSERTS.replace("f(", "add("))
+        ),
+        (f"```\n{ADD}\n```\n" + BLOCK("add(1, 2)"), CALLS, ADD),
+        (BLOCK("def add(a, b):\n    return 0") + BLOCK(ADD) + BLOCK("add(1, 2)"), CALLS, ADD),
+        (BLOCK(METHOD) + BLOCK("print(Solution().add(1, 2))"), CALLS, METHOD),
+        (BLOCK("add = lambda a, b: a + b") + BLOCK("add(1, 2)"), CALLS, "add = lambda a, b: a + b"),
+        (BLOCK(ADD) + BLOCK("def sub(a, b): pass"), "assert add(1, 2) == 3\nassert add(1, 0) == 1", ADD),
+        (BLOCK("x = 1") + BLOCK("y = 2"), CALLS, "y = 2"),
+        # A program, and a test of it.
+        *((BLOCK(SUM) + BLOCK(test), SUMS, SUM) for test in TESTS_OF_A_PROGRAM),
+        *(
+            (BLOCK(reads) + BLOCK("print(3)"), SUMS, reads)
+            for reads in (
+                "import sys\nprint(sum(map(int, sys.stdin.read().split())))", "for line in open(0): print(line)",
+                "from sys import stdin\nfor line in stdin: print(line)", "print(open('/dev/stdin').read())",
+                "import sys\ninput = sys.stdin.readline\nprint(input())", "print(list(iter(input, '')))",
+            )
+        ),
+        (BLOCK("print(3)") + BLOCK("print(4)"), {"inputs": [""], "outputs": ["4"]}, "print(4)"),
+        # A fence inside a string is none, unless the string has no end.
+        *((BLOCK(IN_STRING.format(quotes) + ADD), CALLS, IN_STRING.format(quotes) + ADD) for quotes in ('"""', "'''")),
+        (BLOCK(WITH_EXAMPLE), CALLS, WITH_EXAMPLE),
+        (BLOCK(IN_STRING.format('"""') + SUM), SUMS, IN_STRING.format('"""') + SUM),
+        (BLOCK('x = """') + BLOCK(f'"""Sums."""\n{ADD}'), CALLS, f'"""Sums."""\n{ADD}'),
+        (BLOCK('x = """') + "Two:\n" + BLOCK(ADD), CALLS, ADD),
+        # The prompt may have opened the block.
+        (f"{ADD}\n```", CALLS, ADD),
+        (f"{ADD}\n```\nIt adds.", CALLS, ADD),
+        (f"{ADD}\n```\nUse it:\n{BLOCK('add(1, 2)')}", CALLS, ADD),
+        (f"python\n{ADD}\n```\n", CALLS, ADD),
+        (f"{SUM}\n```\n", SUMS, SUM),
+        (ADD, CALLS, ADD),
+        ("Read with input() and add.\n```\nx\n```", SUMS, "x"),
+        (f"<think>{ADD}\n```\n</think> none", CALLS, None),
+        ("def add of two\n", CALLS, None),
+    ],
+)  # fmt: skip
+def test_the_program_is_the_last_block_with_what_the_tests_need(response, tests, program):
+    assert last_program(response, read_tests(tests)) == program
+
+
+@pytest.mark.parametrize(
+    ("outputs", "results", "expected"),
+    [
+        ([[3], [11]], "a + b", "correct"),
+        ([[3], [11]], "[a + b]", "correct"),
+        ([[3], [11]], "a + b + 1", "wrong"),
+        ([[3], [11, 0]], "a + b", "wrong"),
+        ([[[3]], [[11]]], "[a + b]", "correct"),
+        ([[[3]], [[11]]], "a + b", "wrong"),
+        ([[3.0], [11.0]], "[a + b + 1.0]", "wrong"),
+        ([["3"], ["11"]], "str(a + b)", "correct"),
+    ],
+)
+def test_a_result_in_a_list_of_one_is_the_result_or_the_list(outputs, results, expected):
+    tests = {**CALLS, "outputs": outputs}
+    assert verdict(f"class Solution:\n    def add(self, a: List[int], b):\n        return {results}", tests) == expected
+
+
+@pytest.mark.slow
+def test_programs_of_public_reports_are_judged_rightly(shared_data):
+    cases = [case for case in rows(shared_data / "verdicts_reports3.jsonl") if case["kind"] == "code"]
+    metas = [{"tests": case["tests"]} if "tests" in case else {} for case in cases]
+    pairs = [
+        (Question.make("test", "", case["gold"], meta), case["response"])
+        for case, meta in zip(cases, metas, strict=True)
+    ]
+    grades = Verifier("code", timeout=30.0, memory=256).grade_all(pairs)
+    wrong = [case for case, grade in zip(cases, grades, strict=True) if grade.correct != case["correct"]]
+    assert len(cases) >= 7
+    assert wrong == []
+
+
 @pytest.mark.parametrize(("begin", "end"), TAGS)
 @pytest.mark.parametrize(
     ("response", "program"),
@@ -220,9 +319,13 @@ def test_tags_and_tokens_inside_a_program_stay():
 def test_a_program_is_found_in_time_linear_in_the_response():
     begun = time.monotonic()
     tags = ("</think>", "\n</think>", "<think>", "<|im_end|>")
-    for part in (*tags, " ", "\n", " \n", "```\n", "   ```\n", "```python\n", "`"):
-        last_program("```python\n" + part * (100_000 // len(part)) + "x")
-        last_program("<think>\n  ```python\n" + part * (100_000 // len(part)))
+    strings = ('"""', '\\"""\n', '"""\n```\n', "'''\n```python\n", "'\n```\n", "#", '"""\\', '```python\n"""\n```\n')
+    codes = ("(", "-", "def add(", "lambda:", "f'{", "input(", "add:", "add =")
+    for part in (*tags, *strings, *codes, " ", "\n", " \n", "```\n", "   ```\n", "```python\n", "`"):
+        for tests in (read_tests(CALLS), read_tests(SUMS)):
+            last_program("```python\n" + part * (100_000 // len(part)) + "x", tests)
+            last_program("<think>\n  ```python\n" + part * (100_000 // len(part)), tests)
+            last_program(f"{ADD}\ninput()\n" + part * (100_000 // len(part)), tests)
     assert time.monotonic() - begun < 120  # quadratic time would be hours
 
 

@@ -29,6 +29,8 @@ def reward(tmp_path: Path, source: str):
         ("[1.0, 2.0]", "one reward for each query, got 2 for one"),
         ("float('nan')", "finite"),
         ("{'reward': 1.0}", "a dict has the reward as 'score'"),
+        *((text, "must return a number, got") for text in ("'1'", "b'1'", "['1']", "{'score': '1'}")),
+        ("__import__('numpy').str_('1')", "must return a number, got '1'"),
         ("int('x')", "reward.py, line 2: ValueError: invalid literal"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from run_builders import rows, train_small
 from thought_builders import OWN, TAGS
 
+from exgrpo_orlhf import config
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import Grade, Question
 from exgrpo_orlhf.rewards import GradingError, Verifier, Written
@@ -122,7 +123,7 @@ def test_a_response_that_lacks_the_format_does_not_escape_a_negative_reward():
         ({"rewards": {"math": float("inf")}}, "has a weight for each reward"),
         ({"rewards": {"maths": 1.0}}, "^Verifier.rewards: 'maths' is no kind"),
         ({"rewards": {"math": 1.0}, "success_at": 0.5}, "success_at = 0.5 is read by the kinds .* of math a correct"),
-        ({"rewards": {"math": 1.0}, "kind": "choice"}, "would be one more"),
+        ({"rewards": {"math": 1.0}, "kind": "function", "function": "a.py"}, "make the function one of the rewards"),
         ({"rewards": {"math": 1.0}, "success_by": "brief"}, "none of Verifier.rewards: math"),
         ({"rewards": {"a.py:f": 1.0, "b.py:f": 1.0}}, "two rewards are called 'f'"),
         ({"success_by": "math"}, "Verifier.rewards, which is not set"),
@@ -134,6 +135,16 @@ def test_a_response_that_lacks_the_format_does_not_escape_a_negative_reward():
 def test_what_cannot_be_summed_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Verifier(**settings)
+
+
+def test_rewards_take_the_place_of_a_kind_and_a_function_becomes_one_of_them_as_the_refusal_says():
+    two = {"a.py:x": 1.0, "a.py:y": 0.2}
+    for kind in ("modular_chain", "http", "function"):
+        assert [part.function for part in Verifier(kind=kind, rewards=two).parts.values()] == [*two]
+    bindings = ["Verifier.kind = 'function'", "Verifier.function = 'a.py:x'", f"Verifier.rewards = {two}"]
+    with pytest.raises(ValueError, match=r"make the function one of the rewards, and set Verifier\.function = None"):
+        config.load(["toy.gin"], bindings)
+    config.load(["toy.gin"], [*bindings, "Verifier.function = None"])
 
 
 def test_the_advantages_of_each_reward_are_gdpos():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from http_server import http_server
-from product_runs import OF_OPENRLHF, WITHOUT_A_RUN, guesser, kinds, kinds_in, openrlhf_runs, runs, write_files
+from product_runs import FILES, OF_OPENRLHF, WITHOUT_A_RUN, guesser, kinds, kinds_in, openrlhf_runs, runs, write_files
 from run_builders import ROOT, python, rows, set_words
 
 from exgrpo_orlhf import checkpoints
@@ -41,7 +41,8 @@ def table(warm_model, tmp_path_factory):
 
 def test_every_value_that_names_a_kind_has_a_run():
     on_openrlhf = set().union(*(kinds_in(OPENRLHF, bindings) for bindings in openrlhf_runs(*NOWHERE).values()))
-    trained = on_openrlhf.union(*(kinds_in(LOCAL, bindings) for bindings in runs(Path(), *NOWHERE).values()))
+    local = (kinds_in(LOCAL + FILES.get(name, ()), bindings) for name, bindings in runs(Path(), *NOWHERE).items())
+    trained = on_openrlhf.union(*local)
     expected = kinds() - WITHOUT_A_RUN.keys()
     assert not expected - trained, f"no run of product_runs.py has {sorted(map(str, expected - trained))}"
     missing = {pair for pair in expected - on_openrlhf if pair[0].startswith(OF_OPENRLHF)}
@@ -52,7 +53,7 @@ def test_every_value_that_names_a_kind_has_a_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", runs(Path(), *NOWHERE))
 def test_a_run_trains_evaluates_and_saves(name, table, tmp_path, run_script):
-    words = [*gin_words(LOCAL), *set_words(table[name]), "--out", tmp_path / "run"]
+    words = [*gin_words(LOCAL + FILES.get(name, ())), *set_words(table[name]), "--out", tmp_path / "run"]
     if name == "sampler vllm":
         if find_spec("vllm") is None:
             pytest.skip("vLLM is not installed")

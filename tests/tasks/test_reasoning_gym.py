@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from run_builders import ROOT, wait_until
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.tasks.reasoning_gym import SOURCE, ReasoningGym
+from exgrpo_orlhf.workers.fork_server import close_workers
 
 pytest.importorskip("reasoning_gym", reason="make reasoning-gym")
 SMALL = {"min_terms": 2, "max_terms": 3, "max_digits": 1}
@@ -84,7 +90,7 @@ def test_the_reward_is_the_librarys_score_and_success_is_where_it_is_drawn():
 
 
 def test_a_response_on_which_the_checker_fails_scores_0_and_a_broken_question_is_not_graded(monkeypatch):
-    from exgrpo_orlhf.rewards.text import gym
+    from exgrpo_orlhf.rewards.sandbox import gym
     from exgrpo_orlhf.tasks import reasoning_gym
 
     question = ReasoningGym("chain_sum", SMALL, 1).load()[0]
@@ -101,6 +107,98 @@ def test_a_response_on_which_the_checker_fails_scores_0_and_a_broken_question_is
         gym.grade(answer._replace(meta={}))
 
 
+def _all_tasks() -> dict[str, int]:
+    """How many questions of each task of the library are compared: more where some alone differ."""
+    from reasoning_gym.factory import DATASETS
+
+    more = ("isomorphic_strings", "list_functions", "polynomial_multiplication", "ransom_note", "word_ladder")
+    return {task: 12 if task in more else 2 for task in sorted(DATASETS) if task != "composite"}  # which is of others
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_sandbox")
+def test_every_task_has_the_same_questions_whatever_the_hash_seed_and_all_right_answers_are_right():
+    tasks = _all_tasks()
+    code = (
+        "import pickle, sys\nfrom exgrpo_orlhf.tasks.reasoning_gym import ReasoningGym\n"
+        f"made = ReasoningGym({tasks}, count={sum(tasks.values())}).load()\n"
+        "sys.stdout.buffer.write(pickle.dumps(made))"
+    )
+    lists = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    ]
+    first, second = (pickle.loads(done.stdout) for done in lists)
+    differing = {one.meta[SOURCE]["task"] for one, other in zip(first, second, strict=True) if one != other}
+    assert not differing
+    assert {question.meta[SOURCE]["task"] for question in first} == {*tasks}
+    rated = [question for question in first if question.answer != str(None)]
+    answers = [(question, f"<answer>{question.answer}</answer>") for question in rated]
+    grades = Verifier("reasoning_gym", timeout=60.0).grade_all(answers)
+    assert {q.meta[SOURCE]["task"]: g for q, g in zip(rated, grades, strict=True) if g.reward != 1.0} == {}
+    close_workers()
+
+
+EVALUATED = {  # tasks whose checkers evaluate an answer, and the right answer from TEXT in Python where that is no text
+    **dict.fromkeys(("binary_matrix", "n_queens"), "[line.split() for line in TEXT.split('\\n')]"),
+    "spiral_matrix": "TEXT.split()", "string_insertion": "list(TEXT)",
+    **dict.fromkeys(
+        ("puzzle24", "countdown", "simple_integration", "intermediate_integration", "polynomial_multiplication"),
+        "sympify(TEXT)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_sandbox")
+@pytest.mark.parametrize("task", EVALUATED)
+def test_an_answer_that_is_a_program_reaches_nothing_outside_the_sandbox(task, tmp_path):
+    [question] = ReasoningGym(task, count=1, seed=3).load()
+    gold, marker = tmp_path / "gold", tmp_path / "marker"
+    gold.write_text(question.answer)
+    program = EVALUATED[task]
+    harmless = (question.answer, program.replace("TEXT", repr(question.answer)))
+    hostile = (
+        program.replace("TEXT", f"open({str(gold)!r}).read()"),
+        f"open({str(marker)!r}, 'w')",
+        f"__import__('os').system('touch {marker}')",
+        rf"""[NQueensDataset + "open\x28'{marker}', 'w'\x29" for NQueensDataset.__class__.__add__ in [eval]]""",
+        "[0] * 10**10",
+        "__import__('os')._exit(0)",
+        "__import__('os').kill(1, 9)",
+    )
+    texts = [(question, f"<answer>{text}</answer>") for text in (*harmless, *hostile)]
+    grades = Verifier("reasoning_gym", timeout=20.0, memory=256, workers=1).grade_all(texts)
+    right, evaluated, *rewards = [grade.reward for grade in grades]
+    assert right == 1.0
+    assert evaluated > 0.09 > max(rewards), "the checker does evaluate it"
+    assert not marker.exists()
+    close_workers()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_sandbox")
+def test_an_answer_without_end_is_wrong_and_leaves_nothing_running(monkeypatch, tmp_path):
+    [question] = ReasoningGym("n_queens", count=1).load()
+    close_workers()
+    monkeypatch.setenv("MARKED_BY_THE_TEST", str(tmp_path))
+    program = "<answer>[number for number in iter(int, 1)]</answer>"
+    grade = Verifier("reasoning_gym", timeout=1.0, workers=1).grade(question, program)
+    assert (grade.verdict, grade.reward) == ("wrong", 0.0)
+    assert _marked(str(tmp_path)), "the workers themselves"
+    close_workers()
+    wait_until(lambda: not _marked(str(tmp_path)), seconds=30)
+
+
+def _marked(text: str) -> list[str]:
+    """Processes that began with this text in their environment."""
+    marked = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            marked += [process.name] if text.encode() in (process / "environ").read_bytes() else []
+    return marked
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -108,7 +206,10 @@ def test_a_response_on_which_the_checker_fails_scores_0_and_a_broken_question_is
         "exgrpo_orlhf.models.tiny_models import GymModel as G; G(tasks='chain_sum').prepare()",
     ],
 )
-def test_without_the_library_one_line_says_what_to_install(call):
-    code = f"import sys; sys.modules['reasoning_gym'] = None\nfrom {call}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def test_without_the_library_one_line_says_what_to_install(call, tmp_path):
+    (tmp_path / "reasoning_gym.py").write_text("raise ImportError('not here')")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {call}"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
+    )
     assert "ValueError: ReasoningGym needs reasoning-gym: pip install '.[reasoning-gym]'" in done.stderr

@@ -88,9 +88,9 @@ def _read_assertion(statement: ast.stmt) -> Call:
     return Call(*_literal_call(call), expected, passes)
 
 
-def read_json_call(name: str, arguments: Any, expected: Any) -> Call:
+def read_json_call(name: str, arguments: Any, expected: Any, wrapped: bool = False) -> Call:
     """A test of JSON: a list of arguments, and a result that is compared as JSON has it (a tuple is a list there).
-    Raises ValueError."""
+    wrapped: whether the expected one is a list that may hold the result instead of being it. Raises ValueError."""
     if not isinstance(arguments, list):
         raise ValueError(f"the input of a call is the list of its arguments, not {arguments!r:.80}")
     text = f"{name}({', '.join(map(repr, arguments))})"
@@ -98,7 +98,12 @@ def read_json_call(name: str, arguments: Any, expected: Any) -> Call:
         call = _literal_call(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{text:.120} cannot be called: its arguments are no JSON") from error
-    return Call(*call, expected, lambda result, expected: same_result(json.loads(json.dumps(result)), expected))
+
+    def passes(result: Any, expected: Any) -> bool:
+        result = json.loads(json.dumps(result))
+        return same_result(result, expected) or (wrapped and same_result(result, expected[0]))
+
+    return Call(*call, expected, passes)
 
 
 def same_result(result: Any, expected: Any) -> bool:

@@ -1,10 +1,12 @@
-"""Programs: the response's last Python code block, run in a sandbox against the question's tests. All must pass.
+"""Programs: a Python code block of the response, run in a sandbox against the question's tests. All must pass.
 
-It is the last block tagged python, python3 or py, else the last block without a tag.
+It is the last block tagged python, python3 or py, else the last block without a tag, of those that define the functions
+which the tests call, or read standard input if the tests have any; of all where none does.
 
 meta["tests"], or the gold answer where there are none, as JSON or as Python:
     {"inputs": [stdin, …], "outputs": [stdout, …]}, or [{"input": …, "output": …}, …]: a fresh process for each
-    {"fn_name": "f", "inputs": [[argument, …], …], "outputs": [result, …]}: calls in one process
+    {"fn_name": "f", "inputs": [[argument, …], …], "outputs": [result, …]}: calls in one process, of the program's f
+        or its Solution().f; where every output is a list of one, as in APPS and TACO, its item is a right result too
     "assert f(1) == 2\\nassert …", or a list of such lines: the same, read from Python (`calls.py`)
 
 A program that crashes, never ends or takes too much memory is a wrong answer. Output is compared line by line and word
@@ -20,6 +22,7 @@ import re
 import textwrap
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -28,7 +31,7 @@ from typing import Any
 from ...questions.thoughts import BEHIND, TAG, tag_of
 from ...records import Grade
 from ..answer import Answer, Grader
-from ..text.extraction import CHAT_TOKEN
+from ..text.extraction import CHAT_TOKEN, visible
 from . import sandbox
 from .calls import TOLERANCE, Call, all_pass, read_assertions, read_json_call
 
@@ -39,6 +42,17 @@ _MARK = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d{1,4})?", re.ASCII)
+_STRING = re.compile(  # of Python, or a comment; open: it has no end
+    r"""#[^\n]*|(?P<quotes>\"{3}|'{3})(?:\\.|[^\\])*?(?:(?P=quotes)|\\?(?P<open>\Z))"""
+    r"""|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?""",
+    re.DOTALL,
+)
+_READS = re.compile(  # standard input; what sets it (sys.stdin = …) or hands it to a process (input=…) is a test
+    r"(?<![\w.])(?<!def )input\s*\(|\b(?:iter|map)\(\s*input\b|=\s*input\s*(?:$|;)|\bopen\(\s*0|\bos\.read\(\s*0"
+    r"|(?<![\w.])(?:sys\.)?stdin\s*\.\s*(?:read|buffer)|(?:\bin|\()\s*(?:sys\.)?stdin\b(?!\s*=)|\bfileinput\b",
+    re.MULTILINE,
+)
+_NO_FENCES = str.maketrans("`~", "''")
 _PYTHON = ("python", "python3", "py")
 _LONGEST = 100_000  # bytes of a program: it travels as one argument
 _CALLER = Path(__file__).with_name("caller.py").read_text()
@@ -53,7 +67,7 @@ def grader(timeout: float, memory: int) -> Grader:
             tests = tests_of(answer)
         except ValueError as error:
             return Grade("error", None, reason=str(error))
-        program = last_program(answer.response)
+        program = last_program(answer.response, tests)
         if program is None:
             return Grade("no_answer", 0.0)
         correct = len(program.encode()) <= _LONGEST and "\0" not in program and passes(program, tests, timeout, memory)
@@ -89,18 +103,56 @@ def _same_word(word: str, expected: str) -> bool:
     return math.isclose(float(word), float(expected), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
-def last_program(response: str) -> str | None:
-    """The last block in Python that is not empty, closed or not; else the last without a tag; None if there is none.
+def last_program(response: str, tests: dict[str, str] | list[Call] | None = None) -> str | None:
+    """The last block in Python that is not empty, closed or not, and has what the tests need; else the last without a
+    tag; where no block has it, the text before the first fence if that is Python and has it. None if there is none.
 
     Thoughts (outside a block: up to the last </think>, and after a <think> that is never closed) are ignored. Inside a
     block nothing is removed but the indentation that all its lines share.
     """
     text = re.sub("[\ud800-\udfff]", "", response).lstrip("\ufeff\u200b")
+    masked = _STRING.sub(lambda part: part[0].translate(_NO_FENCES) if part["quotes"] else part[0], text)
+    blocks = [*(_blocks(text, masked) if masked != text else ()), *_blocks(text, text)]
+    programs = [(_needed(body, tests), tag in _PYTHON, body) for tag, body in blocks if not tag or tag in _PYTHON]
+    if not programs or max(programs)[0] < 1:
+        head = re.split(r"(?m)^[ \t]*(?:```|~~~)", visible(text), maxsplit=1)[0]
+        head = re.sub(r"(?i)\A(?:python3?|py)[ \t]*\n", "", head)  # the info of a fence that the prompt ends in
+        programs += [(1, False, head)] if _needed(head, tests) > 0 and _is_python(head) else []
+    if not programs:
+        return None
+    best = max(rank for *rank, _ in programs)
+    [*_, program] = (body for *rank, body in programs if rank == best)
+    program = re.sub(r"\A(?:[ \t\r]*\n)+", "", program).rstrip("\r\n")
+    return textwrap.dedent(program) if program[:1] in (" ", "\t") else program
+
+
+def _needed(program: str, tests: dict[str, str] | list[Call] | None) -> int:
+    """How much of what the tests need a program has: the functions that they call, or that it reads standard input; -1
+    if a string of it has no end, because a fence inside that was taken for the block's."""
+    if any(part["open"] is not None for part in _STRING.finditer(program)):
+        return -1
+    code = _STRING.sub("", program)
+    if isinstance(tests, list):
+        define = r"(?m)^(?:[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+{0}\b|{0}[ \t]*(?::[^=\n]*)?=(?!=))"
+        return sum(re.search(define.format(re.escape(name)), code) is not None for name in {one.name for one in tests})
+    reads = _READS.search(code) is not None or "/dev/stdin" in program
+    return int(reads and any(text.strip() for text in tests or ()))
+
+
+def _is_python(text: str) -> bool:
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        ast.parse(text)
+        return True
+    return False
+
+
+def _blocks(text: str, masked: str) -> list[tuple[str, str]]:
+    """The tag and the content of each block that counts. masked: the text, without fences that are to be ignored"""
     blocks: list[tuple[str, str]] = []  # tag and content
     earlier: list[tuple[str, str]] = []  # before a thought; they count if no block follows it
     thinking = 0  # the family of the thought's tags, as `tag_of` has it
     opened: re.Match[str] | None = None
-    marks = [*_MARK.finditer(text)]
+    marks = [*_MARK.finditer(masked)]
     fences = [mark for mark in marks if mark["fence"]]
     for mark in marks:
         if mark["thought"]:
@@ -120,12 +172,7 @@ def last_program(response: str) -> str | None:
             opened = None
     if opened is not None:
         blocks.append((_tag(opened), _without_last_tokens(text[opened.end() :])))
-    blocks = [(tag, content) for tag, content in ([] if thinking else blocks) or earlier if content.strip()]
-    programs = [body for tag, body in blocks if tag in _PYTHON] or [body for tag, body in blocks if not tag]
-    if not programs:
-        return None
-    program = re.sub(r"\A(?:[ \t\r]*\n)+", "", programs[-1]).rstrip("\r\n")
-    return textwrap.dedent(program) if program[:1] in (" ", "\t") else program
+    return [(tag, content) for tag, content in ([] if thinking else blocks) or earlier if content.strip()]
 
 
 def _tag(fence: re.Match[str]) -> str:
@@ -186,7 +233,8 @@ def read_tests(tests: Any) -> dict[str, str] | list[Call]:
     if not all(isinstance(test, Mapping) and {"input", "output"} <= set(test) for test in tests):
         raise ValueError("tests are assert lines, or {'input': stdin, 'output': stdout}")
     if name:
-        return [read_json_call(str(name), test["input"], test["output"]) for test in tests]
+        lists = [isinstance(test["output"], list) and len(test["output"]) == 1 for test in tests]
+        return [read_json_call(str(name), test["input"], test["output"], all(lists)) for test in tests]
     outputs_of: dict[str, str] = {}
     for test in tests:
         text, expected = _lines(test["input"]), _lines(test["output"])

@@ -217,6 +217,8 @@ def _number(result: Any, key: str | None) -> float | None:
     result = single(result)
     if isinstance(result, list | tuple):
         raise ValueError(f"it must return one reward for each query, got {len(result)} for one")
+    if isinstance(result, str | bytes | bytearray):
+        raise ValueError(f"it must return a number, got {result!r:.80}")
     return None if result is None else float(result)
 
 

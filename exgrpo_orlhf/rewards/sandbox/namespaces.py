@@ -1,9 +1,9 @@
-"""Runs between a grading process and an untrusted program. Standard library alone; started by `sandbox.py` in a process
-of its own, with the orders as JSON on standard input.
+"""Runs between a grading process and untrusted code. Standard library alone; started by `sandbox.py` in a process of
+its own, with the orders as JSON on standard input, or in a fork of the grading process.
 
 The first process makes the namespaces (user, mount, process, network, IPC, host name) and waits. The second is process
 1 of the new ones: it builds a root directory of read-only system folders and a scratch folder, unmounts everything
-else, and runs the program (`supervisor.py`). When process 1 ends, the kernel kills all processes that are left.
+else, and starts the code (`supervisor.py`). When process 1 ends, the kernel kills all processes that are left.
 
 It works for root and for other users. For root, limits on processes do not hold, so the program runs as the machine's
 user `nobody`.
@@ -17,6 +17,7 @@ import json
 import os
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ...workers.parent import end_with_parent
@@ -42,8 +43,14 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
 
 
 def main(parent: int) -> None:
-    """parent: the process with which this one ends"""
+    """Run the program of the orders. parent: the process with which this one ends"""
     orders = json.load(sys.stdin)
+    start_in_sandbox(orders, parent, lambda: os.execve(orders["command"][0], orders["command"], orders["environment"]))
+
+
+def start_in_sandbox(orders: dict[str, Any], parent: int, start: Callable[[], object]) -> None:
+    """Call `start` in a process of the sandbox for each input, and report on standard output how each ended. For a
+    process with one thread that does nothing else. parent: the process with which this one ends"""
     end_with_parent(parent)
     try:
         check_filter()
@@ -78,17 +85,17 @@ def main(parent: int) -> None:
     except OSError as error:
         _report({"unavailable": str(error)})
     if first == 0:
-        _process_one(orders, root)
+        _process_one(orders, root, start)
     end_with_parent(parent)
     os.waitpid(first, 0)
 
 
-def _process_one(orders: dict[str, Any], root: bool) -> NoReturn:
+def _process_one(orders: dict[str, Any], root: bool, start: Callable[[], object]) -> NoReturn:
     try:
         end_with_parent(0)  # the parent is outside the new process namespace: its id reads 0 while it lives
         _build_root(orders["folders"])
         libc.prctl(_DUMPABLE, 0, 0, 0, 0)
-        results = supervisor.results(orders, root, _empty_scratch)
+        results = supervisor.results(orders, root, _empty_scratch, start)
     except OSError as error:
         _report({"unavailable": str(error)})
     _report({"results": results})
@@ -144,5 +151,6 @@ def _empty_scratch() -> None:
 
 
 def _report(message: dict[str, Any]) -> NoReturn:
-    print(json.dumps(message), flush=True)
+    with os.fdopen(1, "w") as file:  # a fork's sys.stdout may hold what its parent has not written yet
+        file.write(json.dumps(message))
     os._exit(0)

@@ -11,9 +11,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ...workers.forking import memory_used
+from . import namespaces
 
 # Runs namespaces.py in packages that have nothing but their folders.
 _START = """
@@ -56,19 +59,11 @@ def run(
     runs; they may print 4 MiB more, and one run 4 MiB
     The interpreter is this one's base, with its standard library; no virtual environment. Raises NoSandbox.
     """
-    # The base interpreter: a virtual environment's folder may lie beside files that must stay hidden.
-    path = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
-    interpreter = str(path if path.exists() else Path(sys.executable).resolve())
-    folders = {sys.base_prefix, sys.base_exec_prefix, str(Path(interpreter).resolve().parents[1])}
-    folders = {folder for folder in folders if not any(Path(folder).is_relative_to(system) for system in _SYSTEM)}
+    interpreter = _interpreter()
     orders = {
         "command": [interpreter, "-I", "-B", "-X", f"int_max_str_digits={MOST_DIGITS}", *program],
-        "inputs": list(inputs),
         "environment": {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-        "folders": [*_SYSTEM, *folders],  # visible inside
-        "timeout": timeout,
-        "memory": memory,
-        "most_output": _MOST_OUTPUT,
+        **_orders(inputs, timeout, memory),
         "most_output_of_all": expected_output + _MOST_OUTPUT,
     }
     command = [interpreter, "-I", "-S", "-B", "-c", _START, str(_ROOT), str(os.getpid())]
@@ -79,15 +74,61 @@ def run(
         process.kill()
         process.communicate()
         return [Run("timeout", "")]
+    return _reported(out, complaint.decode(errors="replace").strip()[-300:] or process.returncode)
+
+
+def call(function: Callable[[], str], timeout: float, memory: int, folders: Sequence[str]) -> Run:
+    """Call a function in a fork of this process; its result is the output, and it exits with 127 where it raises. What
+    it calls may change the result, and nothing else.
+
+    timeout: seconds; memory: MiB beyond that of this process; folders: of modules that it may import. Raises NoSandbox.
+    """
+
+    def start() -> None:
+        result = os.dup(1)
+        os.dup2(2, 1)  # what it prints is not kept
+        os.write(result, function().encode())
+        os._exit(0)
+
+    orders = _orders([""], timeout, memory + memory_used("VmSize") // 2**20, folders)
+    me, (reading, writing) = os.getpid(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.dup2(writing, 1)
+            os.close(writing)
+            namespaces.start_in_sandbox(orders, me, start)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        out = file.read()
+    return _reported(out, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))[0]
+
+
+def _orders(inputs: Sequence[str], timeout: float, memory: int, folders: Sequence[str] = ()) -> dict[str, Any]:
+    python = (sys.base_prefix, sys.base_exec_prefix, str(Path(_interpreter()).resolve().parents[1]))
+    more = {folder for folder in (*python, *folders) if not any(Path(folder).is_relative_to(own) for own in _SYSTEM)}
+    limits = {"timeout": timeout, "memory": memory, "most_output": _MOST_OUTPUT, "most_output_of_all": _MOST_OUTPUT}
+    return {"inputs": list(inputs), "folders": [*_SYSTEM, *more], **limits}  # folders: visible inside
+
+
+def _interpreter() -> str:
+    """The base one: a virtual environment's folder may lie beside files that must stay hidden."""
+    path = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    return str(path if path.exists() else Path(sys.executable).resolve())
+
+
+def _reported(out: bytes, why: object) -> list[Run]:
+    """The runs that `namespaces.py` reports. why: it failed, where it reports nothing. Raises NoSandbox."""
     if not out:
-        why = complaint.decode(errors="replace").strip()[-300:] or process.returncode
         raise NoSandbox(f"the sandbox failed: {why}")
     answer = json.loads(out)
     if "unavailable" in answer:
         raise NoSandbox(
-            f"this machine allows no sandbox ({answer['unavailable']}), and kind 'code' runs nothing without one. It "
-            "needs Linux 5.14 or newer with seccomp, and user namespaces (sysctl user.max_user_namespaces; in a "
-            "container, a seccomp and AppArmor profile that allows them)"
+            f"this machine allows no sandbox ({answer['unavailable']}), and kinds 'code' and 'reasoning_gym' run "
+            "nothing without one. It needs Linux 5.14 or newer with seccomp, and user namespaces (sysctl "
+            "user.max_user_namespaces; in a container, a seccomp and AppArmor profile that allows them)"
         )
     return [Run(**result) for result in answer["results"]]
 
@@ -96,7 +137,7 @@ def check_available() -> None:
     """Raises NoSandbox if programs cannot be run here."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         here = f"{sys.platform} on {platform.machine()}"
-        raise NoSandbox(f"no sandbox for {here}: kind 'code' needs Linux on x86-64 or ARM64")
+        raise NoSandbox(f"no sandbox for {here}: kinds 'code' and 'reasoning_gym' need Linux on x86-64 or ARM64")
     runs = run(["-c", "print(6 * 7)"], [""], 10.0, 512)
     if runs != [Run("exit 0", "42\n")]:
         raise NoSandbox(f"the sandbox does not run a simple program: {runs}")

@@ -1,6 +1,6 @@
-"""Runs a program in process 1 of a sandbox, on each input. Standard library alone.
+"""Runs a program, or what else `start` does, in process 1 of a sandbox, on each input. Standard library alone.
 
-The program starts as another user if possible, without capabilities, under limits and a system call filter.
+It starts as another user if possible, without capabilities, under limits and a system call filter.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from .system_calls import filter_calls, libc
 
 NOBODY = 65534
 SCRATCH = 64  # MiB of files
+_FILES = 2**16  # descriptors that a grading process may have
 _PROCESSES = 8  # of a program, threads included
 _NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
 
 
-def results(orders: dict[str, Any], root: bool, empty_scratch: Callable[[], None]) -> list[dict[str, Any]]:
+def results(
+    orders: dict[str, Any], root: bool, empty_scratch: Callable[[], None], start: Callable[[], object]
+) -> list[dict[str, Any]]:
     """A result for each input up to the first that fails: 'how' it ended, and its 'output'.
 
     how: 'exit <status>', 'signal <number>', 'timeout', 'memory' or 'output' (too much of it)
@@ -33,14 +36,16 @@ def results(orders: dict[str, Any], root: bool, empty_scratch: Callable[[], None
     room = orders["most_output_of_all"]
     for text in orders["inputs"]:
         empty_scratch()
-        runs.append(_run(orders, text, root, end, min(room, orders["most_output"])))
+        runs.append(_run(orders, text, root, end, min(room, orders["most_output"]), start))
         room -= len(runs[-1]["output"].encode())
         if runs[-1]["how"] != "exit 0":
             break
     return runs
 
 
-def _run(orders: dict[str, Any], text: str, root: bool, end: float, most_output: int) -> dict[str, Any]:
+def _run(
+    orders: dict[str, Any], text: str, root: bool, end: float, most_output: int, start: Callable[[], object]
+) -> dict[str, Any]:
     (stdin, into), (out_of, stdout) = os.pipe(), os.pipe()
     if root:
         for fd in (stdin, stdout):
@@ -50,10 +55,10 @@ def _run(orders: dict[str, Any], text: str, root: bool, end: float, most_output:
         try:
             for fd, other in enumerate((stdin, stdout, os.open("/dev/null", os.O_WRONLY))):
                 os.dup2(other, fd)
-            os.closerange(3, 256)
+            os.closerange(3, _FILES)
             os.setsid()
             _give_up_rights(orders, root)
-            os.execve(orders["command"][0], orders["command"], orders["environment"])
+            start()
         finally:
             os._exit(127)
     os.close(stdin)
@@ -148,6 +153,8 @@ def _give_up_rights(orders: dict[str, Any], root: bool) -> None:
         (resource.RLIMIT_SIGPENDING, 256),
         (resource.RLIMIT_CORE, 0),
     ):
+        most = resource.getrlimit(limit)[1]
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(limit, (value, value))
     for capability in range(64):
         libc.prctl(_DROP_BOUNDING, capability, 0, 0, 0)
