@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ from exgrpo_orlhf.questions.boxes import last_box
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.rewards.answer import Answer
-from exgrpo_orlhf.rewards.text import choice, math
+from exgrpo_orlhf.rewards.text import math
 from exgrpo_orlhf.rewards.text.extraction import visible
 from exgrpo_orlhf.rewards.text.latex import number, same_number
 from exgrpo_orlhf.rewards.text.symbolic import computable
@@ -67,15 +66,13 @@ def test_public_cases(shared_data):
 
 
 def test_public_reports(shared_data):
-    """Rows of math and choice; those with a thought in tags of its own are extraction's."""
-    cases = [case for case in rows(shared_data / "verdicts_reports3.jsonl") if case["kind"] in ("math", "choice")]
+    cases = [*rows(shared_data / "verdicts_reports3.jsonl")]
     wrong = []
     for case in cases:
-        if not re.match(r"<\W?\w+|\[THINK|◁", case["response"]) or case["kind"] == "choice":
-            answer = Answer(case["gold"], case["response"], meta={"options": case.get("options")})
-            grade = {"math": math.grade, "choice": choice.grade}[case["kind"]](answer)
-            wrong += [case] if (grade.verdict == "correct") != case["correct"] else []
-    assert (len(cases), wrong) == (51, [])
+        meta = {name: case[name] for name in ("options", "tests") if name in case}
+        grade = Verifier(case["kind"]).grade(Question.make("reports", "?", case["gold"], meta), case["response"])
+        wrong += [case] if (grade.verdict == "correct") != case["correct"] else []
+    assert (len(cases), wrong) == (58, [])
 
 
 @pytest.fixture(scope="module")
