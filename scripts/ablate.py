@@ -68,7 +68,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (CheckpointError, RunFolderError, ArithmeticError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {without_password(str(error))}", file=sys.stderr)
         return 2
 
 

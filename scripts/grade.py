@@ -203,7 +203,7 @@ def read(path: Path, check: bool = False, complete: bool = False) -> Iterator[di
             where = f"{path}, line {number}"
             try:
                 row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadFile(f"{where}: not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise BadFile(f"{where}: a row is an object {{…}}, not {row!r:.80}")

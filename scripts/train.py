@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.metric_names import check_name
 from exgrpo_orlhf.paths import WORKPLACE
-from exgrpo_orlhf.redaction import REDACTED
+from exgrpo_orlhf.redaction import REDACTED, without_password
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -69,7 +69,7 @@ def main() -> int:
     try:
         experiment = config.load(arguments.gin, arguments.set, arguments.seed)
     except config.ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {without_password(str(error))}", file=sys.stderr)
         return 2
     overrides = config.overrides_as_bound(arguments.set)
     name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change, overrides)
@@ -117,7 +117,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (CheckpointError, RunFolderError, ArithmeticError, ValueError, OSError, EngineLost) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {without_password(str(error))}", file=sys.stderr)
         unusable = isinstance(error, (UnusableCheckpoint, RunFolderError, ValueError, FileNotFoundError))
         return 2 if isinstance(error, NoGrader) or (unusable and not isinstance(error, GradingError)) else 1
     if outcome.stopped_by is not None:
@@ -315,6 +315,7 @@ def _name(arguments: argparse.Namespace, seed: int, may_change: Callable[[str], 
     overrides: the bindings of --set as they may be written; one with a secret is no part of the name
     """
     hidden = {text.partition(" = ")[0] for text in overrides if REDACTED in text}
+    hidden |= {text.partition("=")[0].strip() for text in arguments.set if without_password(text) != text}
     files = [Path(file) for file in arguments.gin]
     parts = [f"{file.parent.name}-again" if file.name == "config.gin" else file.stem for file in files]
     for binding in arguments.set:

@@ -186,7 +186,7 @@ def batches(rows: Iterable[Mapping[str, float]], step_metric: str | None = None)
 
 def first_line(error: Exception, most: int = 300) -> str:
     """Class and first line of an error, without a URI's password."""
-    return without_password(f"{type(error).__name__}: {error}".partition("\n")[0][:most])
+    return without_password(f"{type(error).__name__}: {error}".partition("\n")[0])[:most]
 
 
 def create_sqlite(uri: str) -> None:

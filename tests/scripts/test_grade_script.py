@@ -147,6 +147,7 @@ def test_a_byte_order_mark_is_read_away(tmp_path, grade):
         ('{"gold": "1"}', "line 2: no response; there are gold"),
         ('{"gold": "1", "response": 5}', "line 2: a response is text, not 5"),
         ("", "line 2: not JSON"),
+        ("[" * 10**5 + "]" * 10**5, "line 2: not JSON"),
         ('{"gold": "1", "response": "", "prompt": ["a"]}', "line 2: a prompt is text or messages with role and conten"),
     ],
 )
