@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from run_builders import ROOT, rows
 
+from exgrpo_orlhf.files import locked
 from exgrpo_orlhf.workers import fork_server
 from exgrpo_orlhf.workers.fork_server import close_workers
 
@@ -108,6 +109,16 @@ def test_the_input_is_never_the_output(tmp_path, grade, added):
     for out in (source, link):
         grade(source, out, refused="is the input itself")
         assert source.read_bytes() == content
+
+
+def test_of_two_processes_on_one_output_the_second_is_refused(tmp_path, grade):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "new" / "out.jsonl"
+    out.parent.mkdir()
+    with locked(out):
+        grade(source, out, "--kind", "exact", refused=f"{out}: another process writes it")
+        assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"], "nor are its settings written"
+    grade(source, out)
+    assert [row["verdict"] for row in rows(out)] == VERDICTS
 
 
 @pytest.mark.slow
