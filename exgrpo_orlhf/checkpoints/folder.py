@@ -19,12 +19,13 @@ import logging
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..files import Files, locked, sync
+from ..files import Files, locked, sync, write
 from . import manifest
 
 BEST = "best"
@@ -32,7 +33,7 @@ STATE = "trainer/state.json"
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
 BEFORE_A_RUN = {"run.log", "failed.json", "logs", "supervised.jsonl"}  # what a killed start may leave
 RANKS = ("actor.num_nodes", "actor.num_gpus_per_node", "ref.num_nodes", "ref.num_gpus_per_node")
-IDENTITY = "metrics.id"  # the run's identity, a random name (tracking/metrics_log.py)
+IDENTITY = "metrics.id"  # the run's identity, a random name; its folder; the identities of runs that it was copied from
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -111,6 +112,44 @@ def find(run: Path) -> dict[int, Path]:
     return dict(sorted(paths.items()))
 
 
+def identities(run: Path) -> list[str]:
+    """The lines of `metrics.id`; none before a run has begun."""
+    path = run / IDENTITY
+    return path.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if path.exists() else []
+
+
+def original_of(run: Path) -> Path | None:
+    """The folder that this one is a copy of, if that is still there; else the run has moved."""
+    name, folder, *_ = [*identities(run), "", ""]
+    is_other = folder and identities(Path(folder))[:1] == [name] and not run.samefile(folder)
+    return Path(folder) if is_other else None
+
+
+def identify(run: Path) -> str | None:
+    """The run's identity, None before it has begun. A copy gets one of its own: else both would go on in one run of
+    MLflow. The folder is noted beside it, which may have moved."""
+    name, *origins = [line for i, line in enumerate(identities(run)) if i != 1] or [""]
+    if original := original_of(run):
+        log.warning("%s is a copy of %s, and goes on in a run of its own in MLflow", run, original)
+        name, origins = uuid.uuid4().hex, [name, *origins]
+    if name:
+        note_identity(run, name, *origins)
+    return name or None
+
+
+def note_identity(run: Path, name: str, *origins: str) -> None:
+    """Write `metrics.id`. origins: identities of the runs that this one was copied from"""
+    write(run / IDENTITY, "\n".join([name, str(run.resolve()), *origins]).encode(errors="surrogateescape") + b"\n")
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, or what stands in its place: of a link not what it leads to. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], keep: int) -> Path:
     """Make checkpoint-<step>; then remove all but the `keep` newest and the best.
 
@@ -120,8 +159,8 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], ke
     """
     final = run / f"checkpoint-{step}"
     partial = run / f"{final.name}.partial"
-    remove_partial(run)
     try:
+        remove_partial(run)
         partial.mkdir(parents=True)
         manifest.seal(partial, step, identity, write(partial))
         os.rename(partial, final)
@@ -138,7 +177,7 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], ke
     for old in [path for path in list(find(run).values())[:-keep] if path.resolve() != best]:
         # Renamed first: a removal that is cut short must not leave half a checkpoint under a checkpoint's name.
         try:
-            shutil.rmtree(old.rename(old.with_name(f"{old.name}.partial")))
+            remove(old.rename(old.with_name(f"{old.name}.partial")))
         except OSError as error:  # the new checkpoint is safe; an old one too many is no reason to stop
             log.warning("%s could not be removed: %s", old, error)
     return final
@@ -186,7 +225,7 @@ def to_resume(
         )
     for path in list(paths.values())[len(older) + 1 :]:
         aside = path.with_name(f"{path.name}.set-aside")
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
         log.warning("%s is newer than %s: it is renamed to %s", path, name, path.rename(aside).name)
     return newest
 
@@ -194,10 +233,11 @@ def to_resume(
 def _verify(checkpoint: Path, contents: bool) -> None:
     """Raises ManifestError."""
     saved = manifest.verify(checkpoint, contents)
-    identity = checkpoint.parent / IDENTITY
-    if identity.exists() and (run := identity.read_text(encoding="utf-8", errors="replace").strip()) != saved.run:
+    names = identities(checkpoint.parent)
+    if names and saved.run not in names:
         raise manifest.ManifestError(
-            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {identity} names {run}"
+            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {checkpoint.parent / IDENTITY} "
+            f"names {names[0]}"
         )
 
 
@@ -211,12 +251,19 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 def mark_best(run: Path, step: int) -> None:
-    """Let the link `best` point to checkpoint-<step>, at no moment to nothing."""
-    fresh = run / f"{BEST}.new"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(f"checkpoint-{step}")
-    os.replace(fresh, run / BEST)
-    sync(run)
+    """Let the link `best` point to checkpoint-<step>, at no moment to nothing. What is no link, such as the folder that
+    a copy makes of it, is kept as best.set-aside."""
+    fresh, best = run / f"{BEST}.new", run / BEST
+    try:
+        remove(fresh)
+        fresh.symlink_to(f"checkpoint-{step}")
+        if best.is_dir() and not best.is_symlink():
+            remove(aside := run / f"{BEST}.set-aside")
+            log.warning("%s is a folder and no link: it is renamed to %s", best, best.rename(aside).name)
+        os.replace(fresh, best)
+        sync(run)
+    except OSError as error:  # a file system without links, say: the checkpoint is safe, and its state names the best
+        log.warning("%s could not be made a link to checkpoint-%d: %s", best, step, error)
 
 
 def set_aside(run: Path, config_text: str) -> str | None:
@@ -225,24 +272,22 @@ def set_aside(run: Path, config_text: str) -> str | None:
     Returns the identity of the earlier log if the configuration is still the same: then the steps are the same too, and
     go on in the same MLflow run, which may have been made before the first row was written.
     """
-    metrics, identity = run / "metrics.jsonl", run / IDENTITY
-    if metrics.exists() and metrics.stat().st_size:
-        kept = run / "metrics.before-restart.jsonl"
-        log.warning("%s has no checkpoint: the run begins again, its earlier metrics are in %s", run, kept.name)
-        for name in LOGS:  # metrics.jsonl last: a kill in between finds it again
-            if (run / name).exists():
-                (run / name).replace(run / name.replace(".jsonl", ".before-restart.jsonl"))
-        if (run / "evaluation").exists():
-            shutil.rmtree(run / "evaluation.before-restart", ignore_errors=True)
-            (run / "evaluation").rename(run / "evaluation.before-restart")
+    for path in (run / name for name in (*LOGS, "evaluation")):  # each by itself: a kill may come between any two
+        if path.is_dir() or (path.exists() and path.stat().st_size):
+            kept = path.with_name(f"{path.stem}.before-restart{path.suffix}")
+            log.warning(
+                "%s has no checkpoint: the run begins again, its earlier %s is kept as %s", run, path.name, kept.name
+            )
+            remove(kept)
+            path.rename(kept)
     same = (run / "config.gin").exists() and (run / "config.gin").read_text(encoding="utf-8") == config_text
-    return identity.read_text(encoding="ascii").strip() if same and identity.exists() else None
+    return next(iter(identities(run)), None) if same else None
 
 
 def remove_partial(run: Path) -> None:
     """Remove what a killed save or removal left behind."""
     for path in run.glob("checkpoint-*.partial"):
-        shutil.rmtree(path)
+        remove(path)
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from .. import paths, tokenizer_file
-from ..checkpoints import BEST, find
+from ..checkpoints import BEST, find, identities
 from ..engines import lora
 from ..environments.playing import Player, player_of
 from ..files import sha256
@@ -99,13 +99,13 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
     run, file = checkpoint.parent, checkpoint / "trainer" / "state.json"
     if not file.is_file():
         return loaded, {}
-    state, log = json.loads(file.read_text(encoding="utf-8")), run / "metrics.id"
+    state = json.loads(file.read_text(encoding="utf-8"))
     loaded = replace(
         loaded,
         run=paths.run_name(run).replace("/", "-"),
         step=state["step"],
         mlflow_run_id=state.get("mlflow_run_id"),
-        metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,
+        metrics_log=next(iter(identities(run)), None),
     )
     names = ("template", "system", "chat_template_kwargs")
     bindings = {name: state["identity"].get(f"Prompts.{name}") for name in names}

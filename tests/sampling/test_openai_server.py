@@ -318,7 +318,7 @@ def test_a_wrong_address_model_or_key_is_reported_before_anything_is_generated(m
                 engine.check_server()
             engine.close()  # a second time
     for address in ("http://host:99999/v1", "http://host:port/v1", "host:80/v1"):
-        with pytest.raises(EngineLost, match="--base-url: .* is no address"):
+        with pytest.raises(EngineLost, match=r"--base-url: .* is no address"):
             client(address).__enter__()
     with client(server.url.replace("//", "//me:hidden@")) as engine:  # nobody listens there now
         assert engine.describe()["base_url"] == server.url, "without the password"

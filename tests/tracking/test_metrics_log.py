@@ -85,7 +85,9 @@ def test_a_log_killed_at_any_byte_goes_on_after_cut_back(tmp_path):
     assert log.path.read_bytes() == b""
 
 
-@pytest.mark.parametrize("line", [b"\0\0\0", b'{"step": 1', b"[1]", b'{"step": 0, "time": 1.0}', b'{"time": 1.0}', b"", b"[" * 10**5])
+@pytest.mark.parametrize(
+    "line", [b"\0\0\0", b'{"step": 1', b"[1]", b'{"step": 0, "time": 1.0}', b'{"time": 1.0}', b"", b"[" * 10**5]
+)
 def test_a_corrupt_line_in_the_middle_is_named(tmp_path, line):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     fill(log, [0])
