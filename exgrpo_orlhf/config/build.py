@@ -86,6 +86,8 @@ _GIN: dict[str, Callable[..., Any]] = {
     for name, target in _TARGETS.items()
 }
 _NAMES = tuple(_GIN)
+# Of the verifier and of retirement: settings that do nothing where another one is None.
+_NEEDS = {"tries": "url", "times_in_a_row": "at_accuracy", "revisited_share": "revisits_every"}
 
 
 def load(files: Sequence[str | Path], overrides: Sequence[str] = (), seed: int | None = None) -> Experiment:
@@ -222,6 +224,11 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
     }
     if (suite := built["evaluation"].disjoint_from) is not None:
         project_definitions().suite(suite)  # said now if there is no such suite, not after the model is made
+    for part in (built["verifier"], built["buffer"].retirement):
+        for field, needed in _NEEDS.items():
+            setting, value = f"{type(part).__name__}.{field}", getattr(part, field, None)
+            if setting in made_at and getattr(part, needed) is None and value != getattr(type(part), field):
+                log.warning("%s has no effect (%s): %s is None", setting, made_at[setting], needed)
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
     local = settings.engine == "local"
     built |= {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
