@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -184,11 +184,17 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], ke
 
 
 def to_resume(
-    run: Path, identity: dict[str, str], *, name: str | None, contents: bool, base: str | None
+    run: Path,
+    identity: dict[str, str],
+    defaults: Mapping[str, str] | None = None,
+    *,
+    name: str | None,
+    contents: bool,
+    base: str | None,
 ) -> Path | None:
     """The checkpoint to continue from, compared with its manifest; None if there is none and none was named.
 
-    identity: the bindings that must be the same for a run to be continued
+    identity, defaults: as `read_state` has them
     name: None for the newest; or that of an older one, which becomes the newest: those after it are renamed
     contents: whether files are hashed too, or only looked for and their sizes compared (train.verify_checkpoint)
     base: the hash of the base model's files, where the run needs them again
@@ -217,7 +223,7 @@ def to_resume(
                 "--resume"
             )
         ) from error
-    state = read_state(newest, identity)
+    state = read_state(newest, identity, defaults)
     if state.get("base") not in (None, base):
         raise UnusableCheckpoint(
             f"{newest}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
@@ -297,10 +303,11 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     path.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
 
-def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
+def read_state(folder: Path, identity: dict[str, str], defaults: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The state in a checkpoint.
 
     identity: the bindings that must be the same for a run to be continued
+    defaults: of all settings. One that the checkpoint's version did not have must have its default, and is named
     Raises UnusableCheckpoint if the state is damaged, or of a run with other bindings, naming each difference.
     """
     path = folder / STATE
@@ -310,16 +317,26 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
         raise UnusableCheckpoint(str(error)) from error
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     before, identity = _on_any_ranks(state["identity"]), _on_any_ranks(identity)
-    if before != identity:
-        changed = [
-            f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"
-            for name in sorted({*before, *identity})
-            if before.get(name) != identity.get(name)
-        ]
+    changed, new = [], []
+    for name in sorted(name for name in {*before, *identity} if before.get(name) != identity.get(name)):
+        default = (defaults or {}).get(name.rpartition("/")[2])
+        advice = f"; a run from before this setting goes on with {name} = {default}" if default else ""
+        if defaults and name not in identity and default is None:
+            advice = "; only the version that made the checkpoint has this setting"
+        if name not in before and identity[name] == default:
+            new.append(f"{name} = {default}")
+        else:
+            changed.append(
+                f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"
+                + (advice if name not in before or name not in identity else "")
+            )
+    if changed:
         raise UnusableCheckpoint(
             f"{folder} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
             "Resume with the same gin files and bindings, or start a new run under another --name"
         )
+    if new:
+        log.warning("%s is from before these settings, which have their defaults now: %s", folder, ", ".join(new))
     return state
 
 

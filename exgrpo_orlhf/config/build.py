@@ -257,6 +257,7 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
         config_hash=hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest(),
         params=params,
         identity=identity,
+        defaults=all_settings(),
         **built,
     )
 
@@ -336,10 +337,10 @@ def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> d
 
 
 @cache
-def all_settings() -> list[str]:
-    """All that can be bound."""
-    parameters = [(name, p) for name in _GIN for p in inspect.signature(_TARGETS[name]).parameters]
-    return [f"{name}.{p}" for name, p in parameters if p not in _SUPPLIED.get(name, ())]
+def all_settings() -> dict[str, str]:
+    """All that can be bound, with the text of its default."""
+    parameters = [(name, p) for name in _GIN for p in inspect.signature(_TARGETS[name]).parameters.values()]
+    return {f"{name}.{p.name}": repr(p.default) for name, p in parameters if p.name not in _SUPPLIED.get(name, ())}
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:

@@ -46,7 +46,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
     available = checkpoints.find(folder)
     step = max(available, default=0)
     checkpoint = available.get(step)
-    state = checkpoints.read_state(checkpoint, dict(experiment.identity)) if checkpoint else None
+    state = checkpoints.read_state(checkpoint, dict(experiment.identity), experiment.defaults) if checkpoint else None
     checkpoints.remove_partial(folder)
     own_code = experiment.own_code
     before = state.get("own_code", own_code) if state else own_code
