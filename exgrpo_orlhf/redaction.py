@@ -18,7 +18,7 @@ _SECRET = re.compile(
 )
 # A word of a parameter's name. A setting such as data.input_key is no secret, but an address has no other keys.
 _SECRET_PARAMETER = re.compile(rf"code|sig|sign|auth|pass|pw|pat|sas|pin|otp|sid|session|odbc|.*(key|token|{_ALWAYS})")
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w.+-]*)://(?P<rest>[^\s'\"]*)")
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w.+-]{0,30})://(?P<rest>[^\s'\"]*)")
 # Up to the last '@' before the first '/', as a URL has it; or, of a password with '/', '?' or '#', up to the last '@'.
 # What follows the colon is then no port; of a database, no port with a query behind it.
 _USER = re.compile(r"[^/?#]+@|[^/?#:\[]*:(?!\d+([/?#:\s]|$)).*@", re.DOTALL)

@@ -94,6 +94,11 @@ def test_addresses_are_shown_without_user_and_password(address, shown):
     assert redacted("Tracking.uri", address) == redacted("Tracking.uri", (address,))[0] == shown
 
 
+def test_a_long_text_is_searched_in_no_time():
+    text = "x" * 10**6
+    assert redacted("Prompts.template", text) == text
+
+
 def openrlhf(*more: str) -> config.Experiment:
     return config.load(["quickstart.gin", "engines/openrlhf_cpu.gin"], more)
 

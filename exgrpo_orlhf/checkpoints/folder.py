@@ -119,9 +119,12 @@ def identities(run: Path) -> list[str]:
 
 
 def original_of(run: Path) -> Path | None:
-    """The folder that this one is a copy of, if that is still there; else the run has moved."""
+    """The folder that this one is a copy of, if that is still there, or is somebody else's; else the run has moved."""
     name, folder, *_ = [*identities(run), "", ""]
-    is_other = folder and identities(Path(folder))[:1] == [name] and not run.samefile(folder)
+    try:
+        is_other = folder and identities(Path(folder))[:1] == [name] and not run.samefile(folder)
+    except PermissionError:
+        is_other = True
     return Path(folder) if is_other else None
 
 

@@ -368,6 +368,23 @@ def test_a_run_is_not_resumed_on_a_base_model_of_which_one_value_has_changed(bin
     assert go(model, tmp_path / "run", binding).steps == 4
 
 
+def test_a_run_copied_from_a_folder_that_cannot_be_read_is_a_copy(tmp_path, monkeypatch):
+    checkpoints.note_identity(tmp_path, "name")
+    [name, own] = checkpoints.identities(tmp_path)
+    assert (name, own, checkpoints.original_of(tmp_path)) == ("name", str(tmp_path), None)
+    (tmp_path / "metrics.id").write_text("name\n/private/run\n")
+    assert checkpoints.original_of(tmp_path) is None, "it has moved"
+    real, private = Path.exists, Path("/private/run")
+
+    def exists(self):
+        if self.parent == private:
+            raise PermissionError
+        return real(self)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    assert checkpoints.original_of(tmp_path) == private
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_cannot_be_written_may_be_in_use_and_is_left_alone(number, tmp_path, monkeypatch):
     """Its page is made all the same (scripts/explore.py), and MLflow calls its run what it called it."""
