@@ -136,6 +136,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     from transformers import AutoConfig
 
     from exgrpo_orlhf import tokenizer_file, weights
+    from exgrpo_orlhf.checkpoints import RunFolderError, refuse_earlier
     from exgrpo_orlhf.engines.local import placement
     from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
@@ -151,6 +152,10 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     training: list[Question] = []
     validation: list[Question] = []
     path, config, count = None, None, None
+    try:
+        refuse_earlier(run, resume=True)
+    except RunFolderError as error:
+        problems.append(str(error))
     with _noted(problems):
         training, validation = load_questions(experiment)
         print(f"questions   {len(training):,} to train on, {len(validation):,} for validation", flush=True)
