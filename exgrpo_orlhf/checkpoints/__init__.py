@@ -6,13 +6,9 @@ from .folder import RunFolderError as RunFolderError
 from .folder import UnusableCheckpoint as UnusableCheckpoint
 from .folder import claim as claim
 from .folder import find as find
-from .folder import identify as identify
-from .folder import identities as identities
 from .folder import in_use as in_use
 from .folder import mark_best as mark_best
 from .folder import name_end_tokens as name_end_tokens
-from .folder import note_identity as note_identity
-from .folder import original_of as original_of
 from .folder import read_state as read_state
 from .folder import refuse_earlier as refuse_earlier
 from .folder import refuse_other as refuse_other
@@ -22,3 +18,7 @@ from .folder import save as save
 from .folder import set_aside as set_aside
 from .folder import to_resume as to_resume
 from .folder import write_state as write_state
+from .identity import identify as identify
+from .identity import identities as identities
+from .identity import note_identity as note_identity
+from .identity import original_of as original_of

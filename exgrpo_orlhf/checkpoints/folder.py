@@ -19,21 +19,20 @@ import logging
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..files import Files, locked, sync, write
+from ..files import Files, locked, sync
 from . import manifest
+from .identity import IDENTITY, identities
 
 BEST = "best"
 STATE = "trainer/state.json"
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
 BEFORE_A_RUN = {"run.log", "failed.json", "logs", "supervised.jsonl"}  # what a killed start may leave
 RANKS = ("actor.num_nodes", "actor.num_gpus_per_node", "ref.num_nodes", "ref.num_gpus_per_node")
-IDENTITY = "metrics.id"  # the run's identity, a random name; its folder; the identities of runs that it was copied from
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -110,39 +109,6 @@ def find(run: Path) -> dict[int, Path]:
     """The complete checkpoints of a run by step, oldest first. An unfinished one never bears such a name."""
     paths = {int(match[1]): path for path in run.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))}
     return dict(sorted(paths.items()))
-
-
-def identities(run: Path) -> list[str]:
-    """The lines of `metrics.id`; none before a run has begun."""
-    path = run / IDENTITY
-    return path.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if path.exists() else []
-
-
-def original_of(run: Path) -> Path | None:
-    """The folder that this one is a copy of, if that is still there, or is somebody else's; else the run has moved."""
-    name, folder, *_ = [*identities(run), "", ""]
-    try:
-        is_other = folder and identities(Path(folder))[:1] == [name] and not run.samefile(folder)
-    except PermissionError:
-        is_other = True
-    return Path(folder) if is_other else None
-
-
-def identify(run: Path) -> str | None:
-    """The run's identity, None before it has begun. A copy gets one of its own: else both would go on in one run of
-    MLflow. The folder is noted beside it, which may have moved."""
-    name, *origins = [line for i, line in enumerate(identities(run)) if i != 1] or [""]
-    if original := original_of(run):
-        log.warning("%s is a copy of %s, and goes on in a run of its own in MLflow", run, original)
-        name, origins = uuid.uuid4().hex, [name, *origins]
-    if name:
-        note_identity(run, name, *origins)
-    return name or None
-
-
-def note_identity(run: Path, name: str, *origins: str) -> None:
-    """Write `metrics.id`. origins: identities of the runs that this one was copied from"""
-    write(run / IDENTITY, "\n".join([name, str(run.resolve()), *origins]).encode(errors="surrogateescape") + b"\n")
 
 
 def remove(path: Path) -> None:

@@ -59,7 +59,7 @@ from ..study.suite import Suite
 from ..tasks.modular_chains import ModularChains
 from ..tasks.reasoning_gym import ReasoningGym
 from ..tasks.word_problems import WordProblems
-from .gin_files import GIN_FOLDER, find, includes, name_of, redact, statements
+from .gin_files import GIN_FOLDER, find, flatten, includes, name_of, redact, resolved, statements
 
 # Known in gin by their own names; TrainSettings is `train`.
 _CLASSES: tuple[type, ...] = (
@@ -190,7 +190,7 @@ def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     why = f"with ReplayMixer.rho = 0 and late_injection = {mixer.injection.late!r} a run never asks"
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
-        value = _resolved(gin.query_parameter(binding)) if name in unused else None
+        value = resolved(gin.query_parameter(binding)) if name in unused else None
         if name in unused and value != inspect.signature(_TARGETS[name]).parameters[parameter].default:
             log.warning("%s = %r has no effect (%s): %s %s", binding, value, where, why, name)
 
@@ -241,7 +241,7 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
                 log.warning("%s has no effect (%s): %s.%s is None", binding, where, target.__name__, switch)
     redact()
     text = gin.operative_config_str()
-    params = _flatten(text)
+    params = flatten(text)
     identity = {n: value for n, value in params.items() if not may_change(n)}
     if built["openrlhf"] is not None:
         identity["OpenRLHF.flags"] = repr(redacted("OpenRLHF.flags", flags.identity(built["openrlhf"])))
@@ -284,25 +284,6 @@ def variant_of(params: Mapping[str, str]) -> dict[str, str]:
             settings[name] = params[name]
     identity = flags.identity(OpenRLHF(flags=flag_values))
     return settings | {f"OpenRLHF {flag}": repr(value) for flag, value in identity.items()}
-
-
-def _flatten(text: str) -> dict[str, str]:
-    """An operative config as {"ReplayMixer.rho": "0.5", …}, with the values of macros."""
-    params = {}
-    for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
-        if isinstance(statement, config_parser.BindingStatement) and statement.arg_name:
-            scope = f"{statement.scope}/" if statement.scope else ""
-            params[f"{scope}{statement.selector}.{statement.arg_name}"] = repr(_resolved(statement.value))
-    return params
-
-
-def _resolved(value: Any) -> Any:
-    """A bound value with those of the macros in it, at any depth. References to classes stay."""
-    if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
-        return _resolved(gin.query_parameter(f"%{value.scoped_selector.rpartition('/')[0]}"))
-    if isinstance(value, dict):
-        return {key: _resolved(inner) for key, inner in value.items()}
-    return type(value)(map(_resolved, value)) if isinstance(value, list | tuple) else value
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -101,6 +101,25 @@ def _scopes(bindings: list[Any]) -> set[str]:
     return {"/".join(ref.scopes) for ref in gin.config.iterate_references([values for _, values in bindings])}
 
 
+def flatten(text: str) -> dict[str, str]:
+    """An operative config as {"ReplayMixer.rho": "0.5", …}, with the values of macros."""
+    params = {}
+    for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
+        if isinstance(statement, config_parser.BindingStatement) and statement.arg_name:
+            scope = f"{statement.scope}/" if statement.scope else ""
+            params[f"{scope}{statement.selector}.{statement.arg_name}"] = repr(resolved(statement.value))
+    return params
+
+
+def resolved(value: Any) -> Any:
+    """A bound value with those of the macros in it, at any depth. References to classes stay."""
+    if isinstance(value, gin.config.ConfigurableReference) and value.selector.endswith("gin.macro"):
+        return resolved(gin.query_parameter(f"%{value.scoped_selector.rpartition('/')[0]}"))
+    if isinstance(value, dict):
+        return {key: resolved(inner) for key, inner in value.items()}
+    return type(value)(map(resolved, value)) if isinstance(value, list | tuple) else value
+
+
 def hypothesis(path: Path) -> str:
     """What an ablation file wants to find out: its first comment, if that begins with "Hypothesis:"; else ''."""
     comment = itertools.takewhile(lambda line: line.startswith("#"), read_text(path).splitlines())

@@ -81,8 +81,8 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
     elif experiment.experience:
         buffer = initial_buffer.load(experiment, training, engine.prompts)
 
-    own, saved = checkpoints.identify(folder), manifest.read(checkpoint).run if checkpoint else None
-    identity = own or saved if checkpoint else checkpoints.set_aside(folder, experiment.config_text)
+    own, made_by = checkpoints.identify(folder), manifest.read(checkpoint).run if checkpoint else None
+    identity = own or made_by if checkpoint else checkpoints.set_aside(folder, experiment.config_text)
     metrics, decisions = MetricsLog(folder / "metrics.jsonl", identity), DecisionLog(folder)
     decisions.cut_back(step)
     metrics.cut_back(step)
@@ -98,7 +98,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
         run_name=run_name(folder),
         params=experiment.params,
         tags={**spec.tags, "config_hash": experiment.config_hash, **hashes},
-        run_id=state["mlflow_run_id"] if state and identity == saved else None,  # not of a copy
+        run_id=state["mlflow_run_id"] if state and identity == made_by else None,  # not of a copy
         start=MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None,
         questions={"training": training, "validation": validation},
     )
