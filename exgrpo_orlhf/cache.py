@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -16,8 +15,7 @@ from .checkpoints import manifest
 from .files import locked, sync
 
 log = logging.getLogger(__name__)
-_LOCK = ".lock"  # in an unfinished folder: held by the process that fills it
-_BEGINNING = 10.0  # seconds in which a process holds its lock at the latest
+_LOCK = ".lock"  # in an unfinished folder: held by the process that fills it; beside it: while one begins
 
 
 class CacheError(OSError):
@@ -47,27 +45,24 @@ def making(folder: Path) -> Iterator[Path]:
     If the block raises, nothing is left of it. What a kill leaves is removed when the next folder is made beside it.
     Raises CacheError.
     """
-    with explained(folder):
+    with explained(folder), ExitStack() as stack:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.parent.glob(".unfinished-*/"):
-            with suppress(OSError):  # another process fills it, or has removed it
-                if time.time() - leftover.stat().st_mtime > _BEGINNING:
-                    with locked(leftover / _LOCK, wait=False):
-                        shutil.rmtree(leftover)
-        with (
-            tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as temporary,
-            locked(Path(temporary) / _LOCK),
-        ):
-            unfinished = Path(temporary) / folder.name
-            unfinished.mkdir()
-            yield unfinished
-            manifest.seal(unfinished, None, folder.name, {})
-            try:
-                unfinished.rename(folder)
-                sync(folder.parent)
-            except OSError:
-                if not folder.is_dir():
-                    raise
+        with locked(folder.parent / _LOCK):  # else a folder could be removed before its process holds the folder's lock
+            for leftover in folder.parent.glob(".unfinished-*/"):
+                with suppress(OSError), locked(leftover / _LOCK, wait=False):  # or another process fills it
+                    shutil.rmtree(leftover)
+            temporary = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-")
+            unfinished = Path(stack.enter_context(temporary)) / folder.name
+            stack.enter_context(locked(unfinished.with_name(_LOCK)))
+        unfinished.mkdir()
+        yield unfinished
+        manifest.seal(unfinished, None, folder.name, {})
+        try:
+            unfinished.rename(folder)
+            sync(folder.parent)
+        except OSError:
+            if not folder.is_dir():
+                raise
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Experiment:
     """Everything a run is made of, built and checked before anything starts (config/build.py).
 
     config_text: the operative gin config; params: the same, flat; identity: those of them that must be the same for a
-        run to be continued; config_hash: of identity
+        run to be continued; config_hash: of identity; defaults: of all settings, as text
     base: hash of the base model's weights, where a resumed run needs them (training/run.py)
     local, openrlhf: the settings of the engine that runs; the other one is None
     """
@@ -68,6 +68,7 @@ class Experiment:
     config_hash: str
     params: Mapping[str, str]
     identity: Mapping[str, str]
+    defaults: Mapping[str, str]
     base: str | None = None
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class JsonLines:
                     return
                 try:
                     self.keys.append(self._key(json.loads(line)))
-                except (ValueError, TypeError, KeyError) as error:
+                except (ValueError, TypeError, KeyError, RecursionError) as error:
                     raise ValueError(
                         f"{self.path}, line {number}: not {self.ROW} ({error}): {line[:120]!r}; correct or remove it"
                     ) from error

@@ -1,5 +1,5 @@
-"""What is never written: values of settings and flags that are keys, tokens or passwords by their name, and user and
-password in addresses. Programs take them from the environment (docs/training.md)."""
+"""What is never written: values of settings and flags that are keys, tokens or passwords by their name; of addresses
+user and password, and parameters that are such. Programs take them from the environment (docs/training.md)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from collections.abc import Mapping
 from typing import Any
 
 REDACTED = "***"
+_ALWAYS = r"(password|passwd|pwd|passphrase|passcode|secret|credentials?|authorization|signature|cookie|jwt)"
 _SECRET = re.compile(
-    r"key|token|.*(api|access|secret|private|auth|session|refresh|bearer|hf|hub|wandb)[_-]?(key|token)"
-    r"|.*(password|passwd|passphrase|secret|credentials?|authorization)",
+    r"key|token|(db|user|login)?[_-]?pass|(.*[_-])?(sas|pat)"
+    r"|.*(api|access|secret|private|auth|session|refresh|bearer|hf|hub|wandb|subscription|account|functions?|master"
+    r"|shared|security|signing|encryption|client)[_-]?(key|token)"
+    rf"|.*{_ALWAYS}",
     re.IGNORECASE,
 )
+# A word of a parameter's name. A setting such as data.input_key is no secret, but an address has no other keys.
+_SECRET_PARAMETER = re.compile(rf"code|sig|sign|auth|pass|pw|pat|sas|pin|otp|sid|session|odbc|.*(key|token|{_ALWAYS})")
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w.+-]{0,30})://(?P<rest>[^\s'\"]*)")
+# Up to the last '@' before the first '/', as a URL has it; or, of a password with '/', '?' or '#', up to the last '@'.
+# What follows the colon is then no port; of a database, no port with a query behind it.
+_USER = re.compile(r"[^/?#]+@|[^/?#:\[]*:(?!\d+([/?#:\s]|$)).*@", re.DOTALL)
+_DATABASE_USER = re.compile(r"[^/?#:\[]*:(?!\d*(/[^?@]*)?\?[\w.-]+=).*@|[^/?#]+@", re.DOTALL)
 
 
 def redacted(name: str, value: Any) -> Any:
@@ -32,9 +42,21 @@ def redacted(name: str, value: Any) -> Any:
 
 def without_password(text: str) -> str:
     """A text without user and password of the addresses in it, and without the secrets among their parameters."""
-    text = re.sub(r"(?<=://)[^/?#\s'\"]+@", "", text)
-    hidden = lambda part: f"{part[1]}={REDACTED}" if _is_secret(part[1]) else part[0]
-    return re.sub(r"(?<=[?&])([\w.-]+)=[^&#\s'\"]+", hidden, text)
+    if (whole := _ADDRESS.match(text)) and text.count("://") == 1 and "@" in text[whole.end() :]:
+        return _shown(whole["scheme"], text.partition("://")[2])  # a password with a space or a quote
+    return _ADDRESS.sub(lambda match: _shown(match["scheme"], match["rest"]), text)
+
+
+def _shown(scheme: str, rest: str) -> str:
+    """An address as it may be written."""
+    user = (_DATABASE_USER if "sql" in scheme.lower() else _USER).match(rest)
+    hidden = lambda part: f"{part[1]}={REDACTED}" if _is_secret_parameter(part[1]) else part[0]
+    return f"{scheme}://" + re.sub(r"(?<=[?&;#])([^=&;#?]+)=[^&;#]+", hidden, rest[user.end() if user else 0 :])
+
+
+def _is_secret_parameter(name: str) -> bool:
+    words = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", name)  # of db_pwd, X-Amz-Signature and apiKey
+    return any(_SECRET_PARAMETER.fullmatch(word.lower()) for word in words)
 
 
 def _is_secret(name: str) -> bool:

@@ -9,12 +9,21 @@ import sys
 import warnings
 from pathlib import Path
 
+from .redaction import without_password
+
 FORMAT, TIME_FORMAT = "%(asctime)s %(message)s", "%H:%M:%S"  # of a message
+
+
+class _WithoutPasswords(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return without_password(super().format(record))
 
 
 def messages(level: int = logging.INFO) -> None:
     """Write messages to standard error, with the time, and leave out those of libraries that no user can act on."""
-    logging.basicConfig(level=level, format=FORMAT, datefmt=TIME_FORMAT, stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_WithoutPasswords(FORMAT, TIME_FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])
     package, script = Path(__file__).resolve().parent, Path(sys.argv[0]).resolve()
     checkout = script.parent.parent / package.name  # of a script in scripts/ or evals/ of a checkout
     if checkout.is_dir() and checkout != package:

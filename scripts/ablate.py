@@ -68,21 +68,23 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (CheckpointError, RunFolderError, ArithmeticError, ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {without_password(str(error))}", file=sys.stderr)
         return 2
 
 
-def _check_seed(files: set[str]) -> None:
-    """Raises ValueError for a file that binds train.seed, which the study's seeds would replace."""
+def _check_seed(files: set[str], included_by: str | None = None) -> None:
+    """Raises ValueError for a file that binds train.seed, also in an included file, which the seeds would replace."""
     from exgrpo_orlhf.config.gin_files import find
 
-    for path in (find(file, None) for file in sorted(files)):
+    for path in (find(file, included_by) for file in sorted(files)):
         if path.name in ("base.gin", "config.gin"):  # the default, and that of a run
             continue
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        text = path.read_text("utf-8-sig")
+        for number, line in enumerate(text.splitlines(), 1):
             if re.match(r"\s*train\.seed\s*=", line):
                 what = "binds train.seed, which the study's seeds replace: give --seeds, or take it out"
                 raise ValueError(f"{path}, line {number} {what}")
+        _check_seed({*re.findall(r"""^\s*include\s+['"](.+?)['"]""", text, re.MULTILINE)}, str(path))
 
 
 def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out: Path, baseline: str | None) -> int:

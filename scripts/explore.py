@@ -31,7 +31,11 @@ def main() -> int:
     from exgrpo_orlhf.explore.run_page import explore
     from exgrpo_orlhf.tracking.client import mark_killed
 
-    out = arguments.html or arguments.run / "explore.html"
+    try:
+        out = arguments.html or terminal.output_file(str(arguments.run / "explore.html"))
+    except argparse.ArgumentTypeError as error:
+        print(f"error: {error}; name another file by --html", file=sys.stderr)
+        return 2
     notes, questions = [], []
     try:
         experiment = config.load([arguments.run / "config.gin"])

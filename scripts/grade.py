@@ -48,7 +48,7 @@ class BadFile(ValueError):
 
 def main() -> int:
     arguments = _parser().parse_args()
-    from exgrpo_orlhf.files import sha256
+    from exgrpo_orlhf.files import locked, sha256
     from exgrpo_orlhf.questions.prompts import Prompts
     from exgrpo_orlhf.rewards import Verifier
     from exgrpo_orlhf.workers.fork_server import close_workers
@@ -74,7 +74,13 @@ def main() -> int:
             if verifier.function is None:
                 raise BadFile("--against compares one function: give --function")
             check_installed(arguments.against)
-        counts = grade(verifier, arguments.rows, arguments.out, settings)
+        check(arguments.rows, arguments.out)
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with locked(arguments.out, wait=False):
+                counts = grade(verifier, arguments.rows, arguments.out, settings)
+        except BlockingIOError:
+            raise BadFile(f"{arguments.out}: another process writes it; wait for it, or give another --out") from None
         verdicts = [f"{n} {verdict}" for verdict, n in counts.most_common()]
         print(f"{arguments.out}: {counts.total()} rows", *verdicts, sep=", ")
         if "function" in settings or "rewards" in settings:
@@ -130,18 +136,24 @@ def _said(reward: float | None, reason: str | None) -> str:
     return f"none ({reason})" if reward is None else f"{reward:g}"
 
 
-def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> Counter[str]:
-    """Append the verdicts that `out` lacks. Returns the number of each verdict in it now."""
-    kept = out.with_name(f"{out.name}.settings.json")
-    for written in (out, kept):
+def check(source: Path, out: Path) -> None:
+    """Raises BadFile for a row that cannot be graded, and for an output that is the input."""
+    for written in (out, _settings_of(out)):
         if written.exists() and written.samefile(source):
             raise BadFile(f"{written} is the input itself; give --out another name")
-    total, taken = 0, set[str]()
-    for row in read(source, check=True):
-        total, taken = total + 1, taken | row.keys() & {*ADDED}
+    taken = {key for row in read(source, check=True) for key in row.keys() & {*ADDED}}
     if taken:
         why = "this script writes these keys, so they are no columns; give a column another name"
         print(f"{source}: {', '.join(sorted(taken))}: {why}", file=sys.stderr)
+
+
+def _settings_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.settings.json")
+
+
+def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> Counter[str]:
+    """Append the verdicts that `out` lacks. Returns the number of each verdict in it now."""
+    kept, total = _settings_of(out), sum(1 for _ in read(source))
     counts = _done(source, out)
     _keep(settings, kept, out, counts.total())
     grouped = verifier.function is not None or verifier.rewards is not None
@@ -207,7 +219,7 @@ def read(path: Path, check: bool = False, complete: bool = False) -> Iterator[di
             where = f"{path}, line {number}"
             try:
                 row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadFile(f"{where}: not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise BadFile(f"{where}: a row is an object {{…}}, not {row!r:.80}")

@@ -33,7 +33,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import sha256, write, write_json
+from exgrpo_orlhf.files import locked, sha256, write, write_json
 from exgrpo_orlhf.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_rows
@@ -82,6 +82,15 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    try:
+        with locked(arguments.out / ".lock", wait=False):  # the sets share a manifest
+            return _prepare_each(arguments)
+    except BlockingIOError:
+        raise ValueError(f"another process prepares sets in {arguments.out}: wait for it") from None
+
+
+def _prepare_each(arguments: argparse.Namespace) -> int:
     failed = []
     for name in arguments.only or PUBLIC_SETS:
         print(f"{name}: ", end="", flush=True)

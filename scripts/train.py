@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from exgrpo_orlhf import terminal
 from exgrpo_orlhf.metric_names import check_name
 from exgrpo_orlhf.paths import WORKPLACE
-from exgrpo_orlhf.redaction import REDACTED
+from exgrpo_orlhf.redaction import REDACTED, without_password
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -70,7 +70,7 @@ def main() -> int:
     try:
         experiment = config.load(arguments.gin, arguments.set, arguments.seed)
     except config.ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {without_password(str(error))}", file=sys.stderr)
         return 2
     overrides = config.overrides_as_bound(arguments.set)
     name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change, overrides)
@@ -118,7 +118,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (CheckpointError, RunFolderError, ArithmeticError, ValueError, OSError, EngineLost) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {without_password(str(error))}", file=sys.stderr)
         unusable = isinstance(error, (UnusableCheckpoint, RunFolderError, ValueError, FileNotFoundError))
         return 2 if isinstance(error, NoGrader) or (unusable and not isinstance(error, GradingError)) else 1
     if outcome.stopped_by is not None:
@@ -137,6 +137,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     from transformers import AutoConfig
 
     from exgrpo_orlhf import tokenizer_file, weights
+    from exgrpo_orlhf.checkpoints import RunFolderError, refuse_earlier
     from exgrpo_orlhf.engines.local import placement
     from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
@@ -152,6 +153,10 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     training: list[Question] = []
     validation: list[Question] = []
     path, config, count = None, None, None
+    try:
+        refuse_earlier(run, resume=True)
+    except RunFolderError as error:
+        problems.append(str(error))
     with _noted(problems):
         training, validation = load_questions(experiment)
         print(f"questions   {len(training):,} to train on, {len(validation):,} for validation", flush=True)
@@ -331,6 +336,7 @@ def _name(arguments: argparse.Namespace, seed: int, may_change: Callable[[str], 
     overrides: the bindings of --set as they may be written; one with a secret is no part of the name
     """
     hidden = {text.partition(" = ")[0] for text in overrides if REDACTED in text}
+    hidden |= {text.partition("=")[0].strip() for text in arguments.set if without_password(text) != text}
     files = [Path(file) for file in arguments.gin]
     parts = [f"{file.parent.name}-again" if file.name == "config.gin" else file.stem for file in files]
     for binding in arguments.set:

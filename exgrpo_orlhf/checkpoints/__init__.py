@@ -12,8 +12,13 @@ from .folder import name_end_tokens as name_end_tokens
 from .folder import read_state as read_state
 from .folder import refuse_earlier as refuse_earlier
 from .folder import refuse_other as refuse_other
+from .folder import remove as remove
 from .folder import remove_partial as remove_partial
 from .folder import save as save
 from .folder import set_aside as set_aside
 from .folder import to_resume as to_resume
 from .folder import write_state as write_state
+from .identity import identify as identify
+from .identity import identities as identities
+from .identity import note_identity as note_identity
+from .identity import original_of as original_of

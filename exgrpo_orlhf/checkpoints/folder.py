@@ -19,20 +19,20 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..files import Files, locked, sync
 from . import manifest
+from .identity import IDENTITY, identities
 
 BEST = "best"
 STATE = "trainer/state.json"
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
 BEFORE_A_RUN = {"run.log", "failed.json", "logs", "supervised.jsonl"}  # what a killed start may leave
 RANKS = ("actor.num_nodes", "actor.num_gpus_per_node", "ref.num_nodes", "ref.num_gpus_per_node")
-IDENTITY = "metrics.id"  # the run's identity, a random name (tracking/metrics_log.py)
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -111,6 +111,14 @@ def find(run: Path) -> dict[int, Path]:
     return dict(sorted(paths.items()))
 
 
+def remove(path: Path) -> None:
+    """Remove a folder, or what stands in its place: of a link not what it leads to. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], keep: int) -> Path:
     """Make checkpoint-<step>; then remove all but the `keep` newest and the best.
 
@@ -120,8 +128,8 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], ke
     """
     final = run / f"checkpoint-{step}"
     partial = run / f"{final.name}.partial"
-    remove_partial(run)
     try:
+        remove_partial(run)
         partial.mkdir(parents=True)
         manifest.seal(partial, step, identity, write(partial))
         os.rename(partial, final)
@@ -138,18 +146,24 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], ke
     for old in [path for path in list(find(run).values())[:-keep] if path.resolve() != best]:
         # Renamed first: a removal that is cut short must not leave half a checkpoint under a checkpoint's name.
         try:
-            shutil.rmtree(old.rename(old.with_name(f"{old.name}.partial")))
+            remove(old.rename(old.with_name(f"{old.name}.partial")))
         except OSError as error:  # the new checkpoint is safe; an old one too many is no reason to stop
             log.warning("%s could not be removed: %s", old, error)
     return final
 
 
 def to_resume(
-    run: Path, identity: dict[str, str], *, name: str | None, contents: bool, base: str | None
+    run: Path,
+    identity: dict[str, str],
+    defaults: Mapping[str, str] | None = None,
+    *,
+    name: str | None,
+    contents: bool,
+    base: str | None,
 ) -> Path | None:
     """The checkpoint to continue from, compared with its manifest; None if there is none and none was named.
 
-    identity: the bindings that must be the same for a run to be continued
+    identity, defaults: as `read_state` has them
     name: None for the newest; or that of an older one, which becomes the newest: those after it are renamed
     contents: whether files are hashed too, or only looked for and their sizes compared (train.verify_checkpoint)
     base: the hash of the base model's files, where the run needs them again
@@ -178,7 +192,7 @@ def to_resume(
                 "--resume"
             )
         ) from error
-    state = read_state(newest, identity)
+    state = read_state(newest, identity, defaults)
     if state.get("base") not in (None, base):
         raise UnusableCheckpoint(
             f"{newest}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
@@ -186,7 +200,7 @@ def to_resume(
         )
     for path in list(paths.values())[len(older) + 1 :]:
         aside = path.with_name(f"{path.name}.set-aside")
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
         log.warning("%s is newer than %s: it is renamed to %s", path, name, path.rename(aside).name)
     return newest
 
@@ -194,10 +208,11 @@ def to_resume(
 def _verify(checkpoint: Path, contents: bool) -> None:
     """Raises ManifestError."""
     saved = manifest.verify(checkpoint, contents)
-    identity = checkpoint.parent / IDENTITY
-    if identity.exists() and (run := identity.read_text(encoding="utf-8", errors="replace").strip()) != saved.run:
+    names = identities(checkpoint.parent)
+    if names and saved.run not in names:
         raise manifest.ManifestError(
-            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {identity} names {run}"
+            f"{checkpoint} is of another run: its {manifest.NAME} names {saved.run}, {checkpoint.parent / IDENTITY} "
+            f"names {names[0]}"
         )
 
 
@@ -211,12 +226,19 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 def mark_best(run: Path, step: int) -> None:
-    """Let the link `best` point to checkpoint-<step>, at no moment to nothing."""
-    fresh = run / f"{BEST}.new"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(f"checkpoint-{step}")
-    os.replace(fresh, run / BEST)
-    sync(run)
+    """Let the link `best` point to checkpoint-<step>, at no moment to nothing. What is no link, such as the folder that
+    a copy makes of it, is kept as best.set-aside."""
+    fresh, best = run / f"{BEST}.new", run / BEST
+    try:
+        remove(fresh)
+        fresh.symlink_to(f"checkpoint-{step}")
+        if best.is_dir() and not best.is_symlink():
+            remove(aside := run / f"{BEST}.set-aside")
+            log.warning("%s is a folder and no link: it is renamed to %s", best, best.rename(aside).name)
+        os.replace(fresh, best)
+        sync(run)
+    except OSError as error:  # a file system without links, say: the checkpoint is safe, and its state names the best
+        log.warning("%s could not be made a link to checkpoint-%d: %s", best, step, error)
 
 
 def set_aside(run: Path, config_text: str) -> str | None:
@@ -225,24 +247,22 @@ def set_aside(run: Path, config_text: str) -> str | None:
     Returns the identity of the earlier log if the configuration is still the same: then the steps are the same too, and
     go on in the same MLflow run, which may have been made before the first row was written.
     """
-    metrics, identity = run / "metrics.jsonl", run / IDENTITY
-    if metrics.exists() and metrics.stat().st_size:
-        kept = run / "metrics.before-restart.jsonl"
-        log.warning("%s has no checkpoint: the run begins again, its earlier metrics are in %s", run, kept.name)
-        for name in LOGS:  # metrics.jsonl last: a kill in between finds it again
-            if (run / name).exists():
-                (run / name).replace(run / name.replace(".jsonl", ".before-restart.jsonl"))
-        if (run / "evaluation").exists():
-            shutil.rmtree(run / "evaluation.before-restart", ignore_errors=True)
-            (run / "evaluation").rename(run / "evaluation.before-restart")
+    for path in (run / name for name in (*LOGS, "evaluation")):  # each by itself: a kill may come between any two
+        if path.is_dir() or (path.exists() and path.stat().st_size):
+            kept = path.with_name(f"{path.stem}.before-restart{path.suffix}")
+            log.warning(
+                "%s has no checkpoint: the run begins again, its earlier %s is kept as %s", run, path.name, kept.name
+            )
+            remove(kept)
+            path.rename(kept)
     same = (run / "config.gin").exists() and (run / "config.gin").read_text(encoding="utf-8") == config_text
-    return identity.read_text(encoding="ascii").strip() if same and identity.exists() else None
+    return next(iter(identities(run)), None) if same else None
 
 
 def remove_partial(run: Path) -> None:
     """Remove what a killed save or removal left behind."""
     for path in run.glob("checkpoint-*.partial"):
-        shutil.rmtree(path)
+        remove(path)
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
@@ -252,10 +272,11 @@ def write_state(folder: Path, state: dict[str, Any]) -> None:
     path.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
 
-def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
+def read_state(folder: Path, identity: dict[str, str], defaults: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The state in a checkpoint.
 
     identity: the bindings that must be the same for a run to be continued
+    defaults: of all settings. One that the checkpoint's version did not have must have its default, and is named
     Raises UnusableCheckpoint if the state is damaged, or of a run with other bindings, naming each difference.
     """
     path = folder / STATE
@@ -265,16 +286,26 @@ def read_state(folder: Path, identity: dict[str, str]) -> dict[str, Any]:
         raise UnusableCheckpoint(str(error)) from error
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     before, identity = _on_any_ranks(state["identity"]), _on_any_ranks(identity)
-    if before != identity:
-        changed = [
-            f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"
-            for name in sorted({*before, *identity})
-            if before.get(name) != identity.get(name)
-        ]
+    changed, new = [], []
+    for name in sorted(name for name in {*before, *identity} if before.get(name) != identity.get(name)):
+        default = (defaults or {}).get(name.rpartition("/")[2])
+        advice = f"; a run from before this setting goes on with {name} = {default}" if default else ""
+        if defaults and name not in identity and default is None:
+            advice = "; only the version that made the checkpoint has this setting"
+        if name not in before and identity[name] == default:
+            new.append(f"{name} = {default}")
+        else:
+            changed.append(
+                f"{name}: {before.get(name, 'not bound')} in the checkpoint, {identity.get(name, 'not bound')} now"
+                + (advice if name not in before or name not in identity else "")
+            )
+    if changed:
         raise UnusableCheckpoint(
             f"{folder} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
             "Resume with the same gin files and bindings, or start a new run under another --name"
         )
+    if new:
+        log.warning("%s is from before these settings, which have their defaults now: %s", folder, ", ".join(new))
     return state
 
 

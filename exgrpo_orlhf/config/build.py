@@ -86,6 +86,8 @@ _GIN: dict[str, Callable[..., Any]] = {
     for name, target in _TARGETS.items()
 }
 _NAMES = tuple(_GIN)
+# Of the verifier and of retirement: settings that do nothing where another one is None.
+_NEEDS = {"tries": "url", "times_in_a_row": "at_accuracy", "revisited_share": "revisits_every"}
 
 
 def load(
@@ -228,6 +230,11 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
         log.warning("Evaluation.top_p = %r has no effect: Evaluation.temperature = 0 is greedy", evaluation.top_p)
     if (suite := evaluation.disjoint_from) is not None:
         project_definitions().suite(suite)  # said now if there is no such suite, not after the model is made
+    for part in (built["verifier"], built["buffer"].retirement):
+        for field, needed in _NEEDS.items():
+            setting, value = f"{type(part).__name__}.{field}", getattr(part, field, None)
+            if setting in made_at and getattr(part, needed) is None and value != getattr(type(part), field):
+                log.warning("%s has no effect (%s): %s is None", setting, made_at[setting], needed)
     # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
     local = settings.engine == "local"
     built |= {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
@@ -256,6 +263,7 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
         config_hash=hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest(),
         params=params,
         identity=identity,
+        defaults=all_settings(),
         **built,
     )
 
@@ -316,10 +324,10 @@ def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> d
 
 
 @cache
-def all_settings() -> list[str]:
-    """All that can be bound."""
-    parameters = [(name, p) for name in _GIN for p in inspect.signature(_TARGETS[name]).parameters]
-    return [f"{name}.{p}" for name, p in parameters if p not in _SUPPLIED.get(name, ())]
+def all_settings() -> dict[str, str]:
+    """All that can be bound, with the text of its default."""
+    parameters = [(name, p) for name in _GIN for p in inspect.signature(_TARGETS[name]).parameters.values()]
+    return {f"{name}.{p.name}": repr(p.default) for name, p in parameters if p.name not in _SUPPLIED.get(name, ())}
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:

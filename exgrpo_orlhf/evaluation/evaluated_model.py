@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from .. import paths, tokenizer_file
-from ..checkpoints import BEST, find
+from ..checkpoints import BEST, find, identities
 from ..engines import lora
 from ..environments.playing import Player, player_of
 from ..files import sha256
@@ -99,13 +99,13 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
     checkpoint = place.resolve().parent if lora.is_adapter(place) else place.resolve()
     if not (state := _state(checkpoint)):
         return loaded, {}
-    run, log = checkpoint.parent, checkpoint.parent / "metrics.id"
+    run = checkpoint.parent
     loaded = replace(
         loaded,
         run=paths.run_name(run).replace("/", "-"),
         step=state["step"],
         mlflow_run_id=state.get("mlflow_run_id"),
-        metrics_log=log.read_text(encoding="ascii").strip() if log.exists() else None,
+        metrics_log=next(iter(identities(run)), None),
     )
     return loaded, training_prompts(checkpoint)
 

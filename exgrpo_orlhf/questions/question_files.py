@@ -116,7 +116,7 @@ def _jsonl_rows(path: Path) -> Rows:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 record = json.loads(text, parse_float=_Decimal, parse_constant=_refuse_constant)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 torn = "" if line.endswith(b"\n") else "; the file ends here, was it written to the end?"
                 raise ValueError(f"{path}, line {number}: not JSON: {error}{torn}") from error
             if not isinstance(record, dict):

@@ -103,7 +103,7 @@ class RewardClient:
                 verdict, reason = "timeout", f"{shown(url)} took more than {timeout:g} s"
             except httpx.HTTPError as error:
                 verdict, reason = "error", f"{shown(url)}: {error_text(error)}"
-            except ValueError as error:  # no JSON, too long, or not what was asked for
+            except (ValueError, RecursionError) as error:  # no JSON, too long, or not what was asked for
                 verdict, reason = "error", f"{shown(url)} answered what cannot be read: {error}"
         return [Grade(verdict, None, reason=reason)] * len(answers)
 
@@ -172,6 +172,11 @@ def shown(url: str) -> str:
 
 def address_fault(url: Any) -> str | None:
     """What is wrong with an address, if anything."""
-    if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises for one above 65535
+    except (ValueError, AttributeError) as error:
+        return f"{shown(str(url))!r} is no address: {error}"
+    if parts.scheme not in ("http", "https") or not parts.netloc:
         return f"{shown(str(url))!r} is no address such as 'http://host:5000/get_reward'"
     return None

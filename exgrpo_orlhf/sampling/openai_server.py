@@ -12,8 +12,9 @@ import httpx
 import numpy as np
 
 from ..records import Rollout
+from ..redaction import without_password
 from ..rewards.answer import warn_once
-from ..rewards.server import error_text
+from ..rewards.server import address_fault, error_text
 from .queued import StreamSampler
 from .request import EngineLost, Request, ServedRollout
 
@@ -54,11 +55,9 @@ class ServerSampler(StreamSampler):
         """base_url: with its version, such as http://localhost:8000/v1; chat_template_kwargs: for the server's own chat
         template, as vLLM and SGLang take them. Raises EngineLost if it is no address."""
         self.base_url, self.model, self.api, self.at_once = base_url.rstrip("/"), model, api, concurrency
-        try:
-            url = httpx.URL(self.base_url)
-        except httpx.InvalidURL as error:
-            raise EngineLost(f"--base-url is no address: {error}") from error
-        self._where = str(url.copy_with(userinfo=b"")) if url.userinfo else self.base_url  # without user and password
+        if fault := address_fault(self.base_url):
+            raise EngineLost(f"--base-url: {fault}")
+        self._where = without_password(self.base_url)
         self._own = {"chat_template_kwargs": dict(chat_template_kwargs)} if chat_template_kwargs else {}
         self._filters: dict[str, float] = _PENALTIES
         self._knows_tokens = False  # whether the server takes stop_token_ids and skip_special_tokens
@@ -82,7 +81,7 @@ class ServerSampler(StreamSampler):
             raise self._refusal(answer)
         try:
             models = {str(model["id"]): model for model in answer.json()["data"]}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise EngineLost(f"{self._where}/models gave no list of models: {answer.text[:300]!r}") from error
         if self.model not in models:
             near = ", ".join(difflib.get_close_matches(self.model, models, n=5, cutoff=0.3) or sorted(models)[:5])
@@ -150,7 +149,7 @@ class ServerSampler(StreamSampler):
             message = {"content": choice["text"]} if self.api == "completions" else choice["message"]
             text = message["content"] or ""  # there is none of a reasoning model that was truncated while thinking
             finish, tokens, of_prompt = choice["finish_reason"], usage["completion_tokens"], usage["prompt_tokens"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise EngineLost(
                 f"{request.name}: {self._where} does not follow the protocol ({type(error).__name__}: {error}): "
                 f"{answer.text[:300]!r}"
@@ -193,5 +192,5 @@ def _message(answer: httpx.Response) -> str:
         content = answer.json()
         error = content.get("error", content)
         return str(error["message"] if isinstance(error, dict) and "message" in error else error)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return answer.text[:300]

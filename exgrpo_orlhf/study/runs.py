@@ -53,7 +53,7 @@ class StudyRun:
         saved = checkpoints.find(self.folder)
         if not saved:
             return False
-        checkpoints.read_state(saved[max(saved)], self.identity)
+        checkpoints.read_state(saved[max(saved)], self.identity, self.experiment.defaults)
         return max(saved) >= self.steps
 
     def sent(self, uri: str) -> bool:

@@ -171,5 +171,5 @@ class Store:
         try:
             yield
         except (MlflowException, SQLAlchemyError, OSError) as error:
-            first = str(error).strip().partition("\n")[0][:600].replace(self._uri, self.uri)
+            first = without_password(str(error).strip().partition("\n")[0].replace(self._uri, self.uri))[:600]
             raise StoreError(f"MLflow at {self.uri}: {first}") from error

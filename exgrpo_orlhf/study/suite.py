@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..redaction import without_password
 from ..settings import require
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")  # of folders and tags
@@ -101,7 +102,8 @@ def over_grid(variants: Sequence[Variant], grid: Sequence[str]) -> list[Variant]
     points = []
     for variant, point in itertools.product(variants, itertools.product(*axes)):
         names = [
-            (name.rpartition(".")[2], re.sub(r"[^A-Za-z0-9_.+-]+", "_", value).strip("_")) for name, value in point
+            (name.rpartition(".")[2], re.sub(r"[^A-Za-z0-9_.+-]+", "_", without_password(value)).strip("_"))
+            for name, value in point
         ]
         bindings = (*variant.bindings, *(f"{parameter} = {value}" for parameter, value in point))
         points.append(

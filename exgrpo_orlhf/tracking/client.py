@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..checkpoints import in_use
+from ..checkpoints import identities, in_use, original_of
 from ..files import locked
 from ..redaction import without_password
 from ..settings import Tracking
@@ -141,8 +141,8 @@ def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -
 
     folders: of the runs. An outage of MLflow causes one warning.
     """
-    files = [file for folder in folders if (file := folder / "metrics.id").exists() and not in_use(folder)]
-    if not settings.enabled or not files:
+    names = [names[0] for run in folders if (names := identities(run)) and not in_use(run) and not original_of(run)]
+    if not settings.enabled or not names:
         return
     try:
         uri = address(settings, default_uri)
@@ -150,8 +150,8 @@ def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -
             return
         client = connect(uri, create=False)
         experiment = experiment_id(client, uri, settings.experiment)
-        for file in files:
-            run = tagged_run(client, [experiment], LOG_TAG, file.read_text(encoding="ascii").strip())
+        for name in names:
+            run = tagged_run(client, [experiment], LOG_TAG, name)
             if run and run.info.status == "RUNNING":
                 client.set_terminated(run.info.run_id, "KILLED")
     except Exception as error:  # of MLflow, its database or the network, of any class: nobody waits for the mark
@@ -186,7 +186,7 @@ def batches(rows: Iterable[Mapping[str, float]], step_metric: str | None = None)
 
 def first_line(error: Exception, most: int = 300) -> str:
     """Class and first line of an error, without a URI's password."""
-    return without_password(f"{type(error).__name__}: {error}".partition("\n")[0][:most])
+    return without_password(f"{type(error).__name__}: {error}".partition("\n")[0])[:most]
 
 
 def create_sqlite(uri: str) -> None:

@@ -120,7 +120,8 @@ def decisions(step: StepRecord) -> dict[str, Any]:
             }
         )
         if spreads := step.changes.spreads:
-            questions[-1]["spread"] = round(spreads.get(group.question.id, 0.0), 4)
+            spread = spreads.get(group.question.id)  # None: too few of its rollouts could be graded
+            questions[-1]["spread"] = None if spread is None else round(spread, 4)
         replays += [_replay(step, group.question.id, i, trajectory) for i, trajectory in again]
     return {
         "step": step.step,

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from ..files import write
+from ..checkpoints import identities, note_identity
 from ..json_lines import StepLog
 from ..metric_names import check_name
 
@@ -41,21 +41,19 @@ class MetricsLog(StepLog):
         A tracker finds the MLflow run of this log by it, even if no checkpoint has stored the run's id; a checkpoint
         names it as the run that it belongs to. A log without rows gets a new identity, unless it was made with one.
         """
-        path = self.path.with_suffix(".id")
-        if self.keys and path.exists():
-            return path.read_text(encoding="ascii").strip()
+        names = identities(self.path.parent)
+        if names and (self.keys or names[0] == self._identity):
+            return names[0]
         self._identity = self._identity or uuid.uuid4().hex
-        write(path, self._identity + "\n")
+        note_identity(self.path.parent, self._identity)
         return self._identity
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one step's row and hands it to the operating system.
 
         Raises ValueError for a step that is not above the last one, a name that MLflow would refuse, a value that is no
-        finite number, more metrics than one MLflow call takes, or an incomplete last line.
+        finite number, or an incomplete last line.
         """
-        if len(metrics) >= METRICS_PER_CALL:
-            raise ValueError(f"{len(metrics)} metrics in step {step}; MLflow takes {METRICS_PER_CALL - 1} at once")
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         for name, value in metrics.items():
             check_name(name)

@@ -46,7 +46,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
     available = checkpoints.find(folder)
     step = max(available, default=0)
     checkpoint = available.get(step)
-    state = checkpoints.read_state(checkpoint, dict(experiment.identity)) if checkpoint else None
+    state = checkpoints.read_state(checkpoint, dict(experiment.identity), experiment.defaults) if checkpoint else None
     checkpoints.remove_partial(folder)
     own_code = experiment.own_code
     before = state.get("own_code", own_code) if state else own_code
@@ -77,11 +77,12 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
                 best, best_step = state["best"], state["best_step"]
                 checkpoints.mark_best(folder, best_step)
             else:
-                (folder / checkpoints.BEST).unlink(missing_ok=True)
+                checkpoints.remove(folder / checkpoints.BEST)
     elif experiment.experience:
         buffer = initial_buffer.load(experiment, training, engine.prompts)
 
-    identity = manifest.read(checkpoint).run if checkpoint else checkpoints.set_aside(folder, experiment.config_text)
+    own, made_by = checkpoints.identify(folder), manifest.read(checkpoint).run if checkpoint else None
+    identity = own or made_by if checkpoint else checkpoints.set_aside(folder, experiment.config_text)
     metrics, decisions = MetricsLog(folder / "metrics.jsonl", identity), DecisionLog(folder)
     decisions.cut_back(step)
     metrics.cut_back(step)
@@ -97,7 +98,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
         run_name=run_name(folder),
         params=experiment.params,
         tags={**spec.tags, "config_hash": experiment.config_hash, **hashes},
-        run_id=state["mlflow_run_id"] if state else None,
+        run_id=state["mlflow_run_id"] if state and identity == made_by else None,  # not of a copy
         start=MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None,
         questions={"training": training, "validation": validation},
     )

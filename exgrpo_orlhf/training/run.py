@@ -71,6 +71,6 @@ def train(
         )
 
     with claim(run, resume), StopRequest() as stop:
-        contents = experiment.settings.verify_checkpoint
-        to_resume(run, dict(experiment.identity), name=resume_from, contents=contents, base=experiment.base)
+        contents, identity = experiment.settings.verify_checkpoint, dict(experiment.identity)
+        to_resume(run, identity, experiment.defaults, name=resume_from, contents=contents, base=experiment.base)
         return spec.loop(spec, make_engine, stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -70,12 +71,26 @@ def test_what_a_killed_process_left_is_removed_when_the_next_model_is_made(tmp_p
         folder.mkdir()
         (folder / "model.safetensors").touch()
         (folder / ".lock").touch()
-        os.utime(folder, (time.time() - 60,) * 2)
     with locked(at_work / ".lock"), cache.making(tmp_path / "model") as unfinished:
         (unfinished / "config.json").write_text("{}")
         assert not (tmp_path / "model").exists(), "what is killed now leaves nothing that looks finished"
-    assert {path.name for path in tmp_path.iterdir()} == {"model", at_work.name}
+    assert {path.name for path in tmp_path.iterdir()} == {"model", at_work.name, ".lock"}
     assert cache.has(tmp_path / "model")
+
+
+def test_a_folder_is_not_removed_before_its_process_holds_the_lock_of_it(tmp_path):
+    """Whatever another machine's clock says: until then the process holds the cache's lock."""
+    with locked(tmp_path / ".lock"):
+        begun = tmp_path / ".unfinished-begun"
+        begun.mkdir()
+        os.utime(begun, (time.time() - 60,) * 2)
+        other = threading.Thread(target=lambda: cache.making(tmp_path / "model").__enter__())
+        other.start()
+        other.join(0.5)
+        with locked(begun / ".lock"):
+            pass
+    other.join()
+    assert not begun.exists(), "nobody holds it any more"
 
 
 def test_a_full_disk_is_one_line_that_names_the_path(tmp_path, run_script):
@@ -88,7 +103,7 @@ def test_a_full_disk_is_one_line_that_names_the_path(tmp_path, run_script):
     assert last.startswith(f"error: {tmp_path / 'cache'}/chain-model-")
     assert "could not be written" in last
     assert "MiB free: make room" in last
-    assert [*(tmp_path / "cache").iterdir()] == []
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 def test_a_full_disk_while_a_state_of_torch_is_saved_is_named_too(tmp_path):
@@ -99,4 +114,4 @@ def test_a_full_disk_while_a_state_of_torch_is_saved_is_named_too(tmp_path):
         cache.making(tmp_path / "state-1") as unfinished,
     ):
         torch.save(torch.zeros(10_000), unfinished / "state.pt")
-    assert [*tmp_path.iterdir()] == []
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]

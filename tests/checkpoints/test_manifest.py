@@ -182,6 +182,71 @@ def test_the_best_checkpoint_is_one_that_is_there(warm_model, tmp_path):
     assert (tmp_path / "best").resolve().name == "checkpoint-1"
 
 
+LINKS = {  # what stands in a run's folder after a disk was full, or a copy has followed links
+    "a checkpoint": lambda run, aside: (run / "checkpoint-2").symlink_to(shutil.move(run / "checkpoint-2", aside)),
+    "the newest checkpoint": lambda run, aside: (run / "checkpoint-4").symlink_to(
+        shutil.move(run / "checkpoint-4", aside)
+    ),
+    "an unfinished one": lambda run, aside: (run / "checkpoint-5.partial").symlink_to(aside),
+    "an unfinished file": lambda run, _: (run / "checkpoint-5.partial").touch(),
+    "best as a folder": lambda run, _: [
+        (run / "best").unlink(missing_ok=True), shutil.copytree(run / "checkpoint-2", run / "best"),
+        shutil.copytree(run / "checkpoint-2", run / "best.set-aside"),
+    ],
+    "best as a file": lambda run, _: [(run / "best").unlink(missing_ok=True), (run / "best").touch()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_or_a_folder_in_the_place_of_another_ends_no_run(name, original, warm_model, tmp_path):
+    run, aside = shutil.copytree(original, tmp_path / "run", symlinks=True), tmp_path / "aside"
+    aside.mkdir()
+    LINKS[name](run, aside)
+    kept = sorted(aside.rglob("*"))
+    best = ("train.best_metric = 'eval/lucky_guess_rate'", "train.eval_every = 1", "train.keep = 1")
+    assert train_small(warm_model, run, "train.steps = 5", *best, resume=True).steps == 5
+    assert train_small(warm_model, run, "train.steps = 6", *best, resume=True).steps == 6
+    assert (run / "best").is_symlink()
+    assert (run / "best").resolve().parent == run
+    assert not [*run.glob("*.partial")]
+    assert sorted(aside.rglob("*")) == kept, "what a link leads to stays"
+
+
+def test_a_file_system_without_links_ends_no_run(original, warm_model, tmp_path, monkeypatch, caplog):
+    def refused(self, target):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(self))
+
+    run = shutil.copytree(original, tmp_path / "run")
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    best = ("train.best_metric = 'eval/lucky_guess_rate'", "train.eval_every = 1")
+    assert train_small(warm_model, run, "train.steps = 5", *best, resume=True).steps == 5
+    assert "could not be made a link to checkpoint-5" in caplog.text
+
+
+@pytest.mark.parametrize("moves", range(1, 5))
+def test_what_was_logged_before_a_restart_is_set_aside_whenever_that_is_killed(moves, tmp_path, monkeypatch):
+    names = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
+    for name in (*names, "evaluation/0/results.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("old\n")
+    rename, left = Path.rename, iter(range(moves - 1))
+
+    def killed(self, target):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.set_aside(tmp_path, "")
+    monkeypatch.undo()
+    checkpoints.set_aside(tmp_path, "")
+    checkpoints.set_aside(tmp_path, "")
+    assert not [name for name in (*names, "evaluation") if (tmp_path / name).exists()]
+    kept = [f"{Path(name).stem}.before-restart.jsonl" for name in names]
+    assert {(tmp_path / name).read_text() for name in (*kept, "evaluation.before-restart/0/results.json")} == {"old\n"}
+
+
 @pytest.mark.parametrize("damage", ["delete", "empty"])
 def test_without_its_metrics_a_resumed_run_measures_no_false_first_row(damage, run, warm_model):
     DAMAGE[damage](run / "metrics.jsonl")
@@ -301,6 +366,23 @@ def test_a_run_is_not_resumed_on_a_base_model_of_which_one_value_has_changed(bin
     data[-4095] ^= 1
     file.write_bytes(data)
     assert go(model, tmp_path / "run", binding).steps == 4
+
+
+def test_a_run_copied_from_a_folder_that_cannot_be_read_is_a_copy(tmp_path, monkeypatch):
+    checkpoints.note_identity(tmp_path, "name")
+    [name, own] = checkpoints.identities(tmp_path)
+    assert (name, own, checkpoints.original_of(tmp_path)) == ("name", str(tmp_path), None)
+    (tmp_path / "metrics.id").write_text("name\n/private/run\n")
+    assert checkpoints.original_of(tmp_path) is None, "it has moved"
+    real, private = Path.exists, Path("/private/run")
+
+    def exists(self):
+        if self.parent == private:
+            raise PermissionError
+        return real(self)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    assert checkpoints.original_of(tmp_path) == private
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])

@@ -147,6 +147,15 @@ NEVER_COLLECTS = "with ReplayMixer.rho = 0 and late_injection = None a run never
         ([LATE], "RetirementPolicy.leaves_fresh = True", None),
         ([ON_POLICY], "ReplayBuffer.counts_stored = True", None),  # recipes/paper.gin, whose control has no replay
         ([ON_POLICY], "RetirementPolicy.at_accuracy = 1.0", None),  # the default
+        (["base.gin"], "Verifier.tries = 5", "Verifier.tries has no effect (--set 'Verifier.tries = 5'): url is None"),
+        (["base.gin"], "Verifier.tries = 3", None),  # the default, which a run's config.gin binds
+        (
+            ["ablations/twice_in_a_row.gin"],
+            "RetirementPolicy.at_accuracy = None",
+            "times_in_a_row has no effect (gin/abl",
+        ),
+        (["ablations/twice_in_a_row.gin"], "RetirementPolicy.at_accuracy = 0.9", None),
+        (["base.gin"], "RetirementPolicy.revisited_share = 0.5", "revisited_share has no effect"),
     ],
 )
 def test_a_binding_of_a_part_that_the_run_never_asks_is_named(files, override, warned, caplog):

@@ -155,6 +155,10 @@ def test_the_script_writes_the_page_and_says_what_is_missing(run, run_script, tm
     done = run_script("explore.py", run, "--html", tmp_path / "page.html")
     assert (done.returncode, done.stdout) == (0, "")
     assert "Experience of explored" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    (tmp_path / "explore.html").mkdir()  # or no permission to write in the run's folder
+    done = run_script("explore.py", tmp_path)
+    assert done.stderr.endswith("give the name of a file; name another file by --html\n")
+    (tmp_path / "explore.html").rmdir()
     done = run_script("explore.py", tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"error: {tmp_path}/decisions.jsonl: no such log, or an empty one; is this a run's folder?\n"

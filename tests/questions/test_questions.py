@@ -283,6 +283,7 @@ NO_FIELD = r"no column 'answer', there are question, gold; set QuestionFile\.ans
     [
         (GOOD + b'{"question": \n', r"line 2: not JSON"),
         (GOOD + b"\n" + GOOD, "line 2: not JSON"),
+        (GOOD + b"[" * 10**5 + b"]" * 10**5 + b"\n", "line 2: not JSON"),
         (b'{"question": "a", "answer": NaN}\n', "line 1: not JSON: NaN is no JSON number"),
         (b"[1]\n", "line 1: a row is an object"),
         (GOOD + b'{"question": "\xff', r"line 2: not JSON.*was it written to the end"),

@@ -90,6 +90,7 @@ BROKEN = {
     "an error of the server": (lambda *_: (500, "boom"), "error", "answered 500: 'boom'"),
     "a hung-up connection": (lambda *_: None, "error", "RemoteProtocolError"),
     "no JSON": (lambda *_: (200, "<html>"), "error", "answered what cannot be read"),
+    "deeply nested JSON": (lambda *_: (200, "[" * 10**5 + "]" * 10**5), "error", "answered what cannot be read"),
     "another dict": (lambda *_: (200, '{"reward": [1, 1]}'), "error", "a dict with 'rewards' is needed"),
     "too few": (lambda *_: (200, '{"rewards": [1]}'), "error", "1 rewards for 2 queries"),
     "too many": (lambda *_: (200, '{"rewards": [1, 1, 1]}'), "error", "3 rewards for 2 queries"),
@@ -175,6 +176,8 @@ def test_no_message_has_the_user_the_password_or_the_query_of_an_address(caplog)
         Verifier("exact", url=private)
     with pytest.raises(ValueError, match="is no address") as malformed:
         Verifier("http", url=private.replace("http", "htp"))
+    with pytest.raises(ValueError, match="is no address: Port out of range"):
+        Verifier("http", url="http://host:99999/get_reward")
     with pytest.raises(ValueError, match="must be set") as slash:
         Verifier("exact", url="http://me:hid/hidden@a.b/c")
     texts = [caplog.text, *(str(error.value) for error in (gone, unused, malformed, slash))]

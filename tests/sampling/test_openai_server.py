@@ -234,6 +234,8 @@ def test_attempts_come_to_an_end(monkeypatch):
         (error(400, "context is 512 tokens"), "context is 512 tokens"),
         ((400, {}, "plain words"), "plain words"),
         ((422, {}, {"detail": [{"msg": "field required"}]}), "field required"),
+        ((200, {}, "[" * 10**5 + "]" * 10**5), "does not follow the protocol"),
+        ((400, {}, "[" * 10**5 + "]" * 10**5), "refuses"),
         ((200, {}, "<html>"), "does not follow the protocol.*<html>"),
         ((200, {}, {"choices": []}), "does not follow the protocol"),
         ((200, {}, {"choices": [{"text": "x", "finish_reason": "stop"}]}), "does not follow the protocol.*usage"),
@@ -310,11 +312,15 @@ def test_a_wrong_address_model_or_key_is_reported_before_anything_is_generated(m
             (server.models, server.url.removesuffix("/v1"), "ends in /v1"),
             (error(401, "who are you"), server.url, r"who are you.*OPENAI_API_KEY"),
             ((200, {}, {"models": []}), server.url, "no list of models"),
+            ((200, {}, "[" * 10**5 + "]" * 10**5), server.url, "no list of models"),
         ):
             server.models = models
             with client(address) as engine, pytest.raises(EngineLost, match=message):
                 engine.check_server()
             engine.close()  # a second time
+    for address in ("http://host:99999/v1", "http://host:port/v1", "host:80/v1"):
+        with pytest.raises(EngineLost, match=r"--base-url: .* is no address"):
+            client(address).__enter__()
     with client(server.url.replace("//", "//me:hidden@")) as engine:  # nobody listens there now
         assert engine.describe()["base_url"] == server.url, "without the password"
         with pytest.raises(EngineLost, match=r"no server answers.*Connect") as raised:

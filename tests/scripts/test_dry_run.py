@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -214,7 +215,7 @@ def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_tra
     assert "trained when the run begins" in lines["model"]
 
 
-def test_what_would_go_wrong_later_is_named(dry_run, raw_model, tmp_path):
+def test_what_would_go_wrong_later_is_named(dry_run, raw_model, tmp_path, monkeypatch):
     (tmp_path / "reward.py").write_text("def right(completions, solution, **kwargs): return [1.0]")
     rows = [{"prompt": f"1+{i}=", "answer": i + 1} for i in range(3)]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -235,6 +236,10 @@ def test_what_would_go_wrong_later_is_named(dry_run, raw_model, tmp_path):
     assert "LocalEngine.threads = 4096, but this process has" in done.stderr
     assert "Optimizer.learning_rate = 1: AdamW moves each weight by up to that an update" in done.stderr
     (tmp_path / "reward.py").write_text("def right(completions, **kwargs): return [1.0]")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    done, _, (error,) = dry_run(["toy.gin"], bindings)
+    assert (done.returncode, f"no permission to write in {tmp_path}" in error) == (2, True)
+    monkeypatch.undo()
     done, lines, errors = dry_run(["toy.gin"], bindings)
     assert (done.returncode, errors) == (0, [])
     assert lines["answer"] == f"1 to the first question; graded by 'function' ({tmp_path}/reward.py:right)"

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from run_builders import ROOT, rows
 
+from exgrpo_orlhf.files import locked
 from exgrpo_orlhf.workers import fork_server
 from exgrpo_orlhf.workers.fork_server import close_workers
 
@@ -110,6 +111,16 @@ def test_the_input_is_never_the_output(tmp_path, grade, added):
         assert source.read_bytes() == content
 
 
+def test_of_two_processes_on_one_output_the_second_is_refused(tmp_path, grade):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "new" / "out.jsonl"
+    out.parent.mkdir()
+    with locked(out):
+        grade(source, out, "--kind", "exact", refused=f"{out}: another process writes it")
+        assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"], "nor are its settings written"
+    grade(source, out)
+    assert [row["verdict"] for row in rows(out)] == VERDICTS
+
+
 @pytest.mark.slow
 def test_it_refuses_to_continue_with_other_settings(tmp_path, grade):
     source, out, kept = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl", tmp_path / "out.jsonl.settings.json"
@@ -147,6 +158,7 @@ def test_a_byte_order_mark_is_read_away(tmp_path, grade):
         ('{"gold": "1"}', "line 2: no response; there are gold"),
         ('{"gold": "1", "response": 5}', "line 2: a response is text, not 5"),
         ("", "line 2: not JSON"),
+        ("[" * 10**5 + "]" * 10**5, "line 2: not JSON"),
         ('{"gold": "1", "response": "", "prompt": ["a"]}', "line 2: a prompt is text or messages with role and conten"),
     ],
 )

@@ -21,7 +21,7 @@ from run_builders import ROOT
 from run_builders import rows as rows_of
 
 from exgrpo_orlhf import paths
-from exgrpo_orlhf.files import sha256
+from exgrpo_orlhf.files import locked, sha256
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.boxes import last_box
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
@@ -208,6 +208,19 @@ def test_an_interrupted_preparation_leaves_nothing_half_written_and_is_done_agai
     assert prepare(PUBLIC_SETS["aime25"], out, copies)[1]
     assert {path.name for path in out.iterdir()} == {"aime25.parquet", "manifest.json"}
     assert len(QuestionFile(str(out / "aime25.parquet")).load()) == 30
+
+
+def test_a_second_process_is_refused_while_the_first_prepares(tmp_path, copies, run_script):
+    copy(copies, "aime25", AIME)
+    words = ("prepare_data.py", "--only", "aime25", "--out", tmp_path / "out", "--from", copies)
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out" / ".lock"):
+        done = run_script(*words)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"error: another process prepares sets in {tmp_path / 'out'}: wait for it\n",
+    )
+    assert run_script(*words).returncode == 0
 
 
 def test_another_number_of_rows_or_another_column_stops_with_what_to_do(tmp_path, copies):

@@ -56,6 +56,8 @@ def test_what_cannot_be_run_is_said_before_anything_starts(arguments, message, t
             "Suite.variants = {'a': ()}\ntrain.seed = 5",
             "mine.gin, line 4 binds train.seed, which the study's seeds replace",
         ),
+        ("include 'INNER'\nSuite.variants = {'a': ()}", "inner.gin, line 2 binds train.seed, which the study's seeds"),
+        ("Suite.variants = {'a': ('INNER',)}", "inner.gin, line 2 binds train.seed, which the study's seeds replace"),
         ("Suite.variants = {'a': ('train.seed = 5',)}", "variant a: --set 'train.seed = 5': --seed, or a study's"),
         ("Suite.variants = {'a': ('bse.gin',)}", "variant a: there is no gin file 'bse.gin'"),
         ("Suite.variants = {'a': ('train.stes = 5',)}", "variant a: --set 'train.stes = 5': there is no setting"),
@@ -63,12 +65,13 @@ def test_what_cannot_be_run_is_said_before_anything_starts(arguments, message, t
     ],
 )
 def test_a_wrong_suite_is_refused_and_the_binding_named(binding, message, tmp_path, capsys):
-    file = tmp_path / "mine.gin"
-    file.write_text(f"include 'base.gin'\n\n{binding}\n")
+    file, inner = tmp_path / "mine.gin", tmp_path / "inner.gin"
+    inner.write_text("# of another study\ntrain.seed = 7\n")
+    file.write_text(f"include 'base.gin'\n\n{binding.replace('INNER', str(inner))}\n")
     assert ablate("unused", "--suite", str(file), "--out", str(tmp_path / "out")) == 2
     output = capsys.readouterr().err
     assert message in output
-    assert "variant" in output or "mine.gin, line" in output
+    assert "variant" in output or ".gin, line" in output
 
 
 def test_the_command_that_compares_a_study_asks_the_store_that_the_study_binds():
@@ -77,6 +80,12 @@ def test_the_command_that_compares_a_study_asks_the_store_that_the_study_binds()
     assert command == "python scripts/compare.py --experiment exgrpo --group g --uri http://host:5000 --metric m"
     assert "--uri" not in comparison(Tracking(), "g", "a", "m")
     assert "compare.py" not in comparison(Tracking(enabled=False), "g", None, "m")
+
+
+def test_the_folder_of_a_variant_has_no_password_of_an_address():
+    [variant] = over_grid(of_files(["base.gin"]), ["Verifier.url='http://me:hidden@host/x?code=hidden'"])
+    assert variant.name == "base-url=http_host_x_code"
+    assert "hidden@" in variant.bindings[0]
 
 
 def test_a_grid_is_the_product_of_its_values_over_every_variant():

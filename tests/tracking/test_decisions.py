@@ -201,6 +201,9 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
         changes=Changes(),
         buckets={},
     )
+    for spreads, logged in (({QUESTIONS[0].id: 0.25}, [0.25]), ({"another": 0.25}, [None])):  # None: not measured
+        step.changes.spreads = spreads
+        assert log.decisions(step)["questions"]["spread"] == logged
     [question] = log.texts(step, lambda ids: " ".join(map(str, ids)))
     kinds = Counter((one["kind"], one.get("verdict")) for one in question["responses"])
     assert kinds == {("fresh", "correct"): 2, ("fresh", "wrong"): 2, ("stored", None): 4}

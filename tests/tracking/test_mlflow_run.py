@@ -6,6 +6,7 @@ from __future__ import annotations
 import getpass
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,31 @@ def test_a_resumed_run_says_how_often_it_was_killed(sqlite, tmp_path, caplog):
                 sender.close("FINISHED")
     assert the_run(sqlite).data.tags["killed"] == "2"
     assert "keeps its first values" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_run_is_a_run_of_its_own_and_a_moved_one_is_the_same(warm_model, sqlite, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite)
+    original, copy, again, moved, begun = (tmp_path / name for name in ("original", "copy", "again", "moved", "begun"))
+    tracked = ("Tracking.enabled = True", "train.eval_every = None", "train.keep = 9")
+
+    def go(run: Path, steps: int, **how: str) -> None:
+        train_small(warm_model, run, *tracked, f"train.steps = {steps}", resume=True, **how)
+
+    go(original, 2)
+    shutil.copytree(original, copy)
+    shutil.copytree(original, begun)
+    shutil.rmtree(begun / "checkpoint-2")  # before its first checkpoint: it begins again, with the same configuration
+    go(begun, 2)
+    go(copy, 3)
+    copy.rename(moved)
+    go(moved, 4)
+    shutil.copytree(moved, again)
+    go(again, 5)
+    go(moved, 2, resume_from="checkpoint-2")
+    go(original, 6)
+    last_steps = {run.info.run_name: run.data.metrics["train/step"] for run in tracked_runs(sqlite)}
+    assert last_steps == {"original": 6, "copy": 4, "again": 5, "begun": 2}
 
 
 def test_the_machine_is_measured_if_bound(sqlite, tmp_path, monkeypatch):

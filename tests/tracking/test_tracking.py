@@ -183,17 +183,17 @@ def test_an_emptied_log_begins_another_run(tmp_path, sqlite):
     assert [history(sqlite, run.info.run_id) for run in tracked_runs(sqlite)] == [once_each(range(2))] * 2
 
 
-def test_a_long_log_is_sent_in_calls_of_whole_steps(tmp_path, sqlite):
+def test_a_long_log_is_sent_in_calls_of_whole_steps_but_of_one_with_more_metrics_than_a_call(tmp_path, sqlite):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     for step in range(5):
-        log.append(step, {f"m{i}": float(step) for i in range(METRICS_PER_CALL - 1 if step == 2 else 400)})
+        log.append(step, {f"m{i}": float(step) for i in range(2500 if step == 2 else 400)})
     sender = tracker(log, sqlite)
     sender.close("FINISHED")
     for name in ("m0", "m399", "train/step"):
         assert history(sqlite, sender.run_id, name) == once_each(range(5))
-    assert history(sqlite, sender.run_id, "m998") == [(2, 2.0)]
+    assert history(sqlite, sender.run_id, "m2499") == [(2, 2.0)]
     calls = [[metric.step for metric in call] for call in batches(log.rows(), "train/step")]
-    assert [sorted(set(call)) for call in calls] == [[0, 1], [2], [3, 4]]
+    assert [sorted(set(call)) for call in calls] == [[0, 1], [2], [2], [2, 3], [4]]
     assert max(map(len, calls)) == METRICS_PER_CALL
 
 

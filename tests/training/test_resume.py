@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from run_builders import (
     assert_same_ending,
     bindings,
     run_here,
+    small_bindings,
     timeless,
     train_command,
     train_in,
@@ -31,8 +33,10 @@ from run_builders import (
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
-from exgrpo_orlhf import checkpoints
+from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.checkpoints import UnusableCheckpoint, manifest
 from exgrpo_orlhf.replay.snapshot import SnapshotError
+from exgrpo_orlhf.training.run import train
 
 
 def start_process(model: Path, phase: list[str], run: Path) -> subprocess.Popen:
@@ -325,6 +329,32 @@ def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
     train_in(run, [*bindings(warm_model, MIXED_PHASE), "train.steps = 5"])
     run_here(warm_model, MIXED_PHASE, run, resume=True)
     assert_same_ending(run, straight["mixed"])
+
+
+def test_a_run_of_an_older_version_goes_on_with_the_values_that_the_refusal_names(raw_model, tmp_path, caplog):
+    """That version had two settings less, and one more."""
+    words = small_bindings(raw_model, "train.eval_every = None")
+    experiment = config.load(["toy.gin"], [*words, "train.steps = 2"])
+    settings = ("ReplayMixer.fresh_beside", "MixedPolicyLoss.beta")
+    identity = {name: value for name, value in experiment.identity.items() if name not in settings}
+    older = replace(experiment, identity=identity)
+    train(older, tmp_path, resume=False, tracking_uri="unused", tags={})
+    go = lambda *more: train_in(tmp_path, [*words, "train.steps = 3", *more], resume=True)
+    with pytest.raises(UnusableCheckpoint) as refused:
+        go("MixedPolicyLoss.beta = 0.5", "train.seed = 3")
+    beta, seed = str(refused.value).splitlines()[1:3]
+    assert beta.startswith(
+        "  MixedPolicyLoss.beta: not bound in the checkpoint, 0.5 now; a run from before this setting"
+    )
+    assert seed == "  train.seed: 0 in the checkpoint, 3 now"
+    assert go(beta.partition(" goes on with ")[2]).steps == 3
+    assert "from before these settings, which have their defaults now: MixedPolicyLoss.beta = 0.1, " in caplog.text
+    state = {"identity": {**identity, "MixedPolicyLoss.gamma": "1.0"}}
+    (folder := tmp_path / "checkpoint-9").mkdir()
+    checkpoints.write_state(folder, state)
+    manifest.seal(folder, 9, "x", {})
+    with pytest.raises(UnusableCheckpoint, match=r"gamma: 1.0 .* not bound now; only the version that made the checkp"):
+        checkpoints.read_state(folder, dict(experiment.identity), experiment.defaults)
 
 
 def test_a_run_is_not_resumed_with_other_validation_questions_or_with_a_best_metric_that_is_not_measured(

@@ -68,7 +68,9 @@ def launch(
     assert settings is not None
     with claim(run, resume), StopRequest() as stop, contextlib.ExitStack() as printed:
         contents, identity = experiment.settings.verify_checkpoint, dict(experiment.identity)
-        checkpoint = checkpoints.to_resume(run, identity, name=resume_from, contents=contents, base=experiment.base)
+        checkpoint = checkpoints.to_resume(
+            run, identity, experiment.defaults, name=resume_from, contents=contents, base=experiment.base
+        )
         prepare(settings)
         args = parse(experiment, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = openrlhf_flags.needed_gpus(experiment)

@@ -247,7 +247,7 @@ def _read_literal(text: str) -> Any:
     """The value of JSON or of a Python literal. Raises ValueError."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         try:
             return ast.literal_eval(text)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
