@@ -4,8 +4,8 @@
     python benchmarks/planted_faults.py --gin gin/engines/openrlhf_1gpu.gin         # on a GPU
 
 The layout is started once. In it the doctor makes its check `replay` of each fault, then `sync` without and with a
-sync, and each time without a fault. The column `gradient` has the deviation of the whole batch's gradient under the
-same fault: what the doctor would see without `replay`.
+sync, and each time without a fault. The last column has deviation and limit of the whole batch's gradient under the
+same fault, which is all that the check `gradient` sees.
 
 Goal: each fault deviates by more than twice the limit of its check, and nothing fails without one.
 """
@@ -29,7 +29,8 @@ from command_line import finish, make_parser
 from exgrpo_orlhf.engines.openrlhf import cpu
 
 ENVIRONMENT = dict(os.environ)  # before any library changes it
-cpu.install()
+if torch.version.cuda is None:  # an actor without a GPU sees no CUDA in a build for CUDA either
+    cpu.install()
 
 from exgrpo_orlhf.doctor import actors, cluster, parity  # noqa: E402  (after install)
 from exgrpo_orlhf.doctor.examination import examine  # noqa: E402
@@ -202,7 +203,7 @@ def main() -> int:
     findings = examined(arguments.gin or ["toy.gin", "engines/openrlhf_cpu.gin"], arguments.set)
 
     table: dict[str, dict[str, float]] = {}
-    print("| planted | check | deviation | limit | norm | cosine | `gradient` alone, limit |")
+    print("| planted in the replayed rows | check | deviation | limit | norm | cosine | whole gradient |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for fault in (*FAULTS, HEALTHY):
         own, whole = findings[fault.replace(HEALTHY, "replay")], findings[f"whole: {fault.replace(HEALTHY, '')}"]

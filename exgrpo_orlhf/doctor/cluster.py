@@ -216,7 +216,7 @@ class DoctorTrainer(MixedTrainer):
         finally:
             self.step = 0  # a run counts its own
             recorded = self._ranks("recorded_gradients")
-        gradients = next(part for part in recorded if part)
+        gradients: parity.Gradients = next(part for part in recorded if part)
         if frozen and stats.metrics["policy/skipped_updates"] != len(gradients):
             raise ValueError("an update was made that Optimizer.skip_above_grad_norm should have skipped")
         return gradients
