@@ -55,6 +55,7 @@ LONG = (
     "test_benchmarks.py::test_the_small_size_runs_to_its_end[eval_throughput",
     "test_benchmarks.py::test_the_small_size_runs_to_its_end[hybrid]",
     "test_benchmarks.py::test_the_small_size_runs_to_its_end[lora]",
+    "test_benchmarks.py::test_the_small_size_runs_to_its_end[planted_faults]",
     "test_benchmarks.py::test_every_section_of_the_gpus_benchmark_is_built_at_full_size_too",
     "test_ablate.py::test_a_failed_run_and_an_outage_stop_nothing",
     "test_doctor.py::test_planted_faults_are_named",

@@ -83,6 +83,13 @@ CASES = [
         "peak_MB|trained|adam_MB|merged_tokens_per_second|beside_tokens_per_second|saved|faster",
     ),
     case(
+        "planted_faults",
+        "met",
+        "deviation|limit|norm|cosine|differ|compared|smallest",
+        "openrlhf",
+        marks=SLOW_OPENRLHF,
+    ),
+    case(
         "replay_scale",
         "300.00|1,000.00|3,000.00|a trajectory of 2,000|snapshot of 1,200",
         "plan|observe|store|step_max|copying|ratio|save_s_per_GB|growth|processor_s",

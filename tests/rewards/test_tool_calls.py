@@ -440,11 +440,11 @@ def test_a_group_on_which_a_function_hangs_has_no_rewards_and_the_others_have_th
         "    return [1.0] * len(completions)\n"
     )
     a, b = (Question.make("t", f"{i}?", "5") for i in range(2))
-    verifier = Verifier("function", f"{path}:f", timeout=0.5, max_failed_share=1.0)
+    verifier = Verifier("function", f"{path}:f", timeout=3.0, max_failed_share=1.0)
     grades = verifier.grade_all([(a, "5"), (a, "spin"), (b, "5")])
     assert [grade.verdict for grade in grades] == ["timeout", "timeout", "correct"]
-    assert "no answer within 1 s" in caplog.text, "half a second for each of two"
-    assert grades[0].reason == "no answer within 1 s (Verifier.timeout)"
+    assert "no answer within 6 s" in caplog.text, "three seconds for each of two"
+    assert grades[0].reason == "no answer within 6 s (Verifier.timeout)"
 
 
 def test_a_files_extra_info_reaches_verls_functions_without_a_binding_and_changes_no_id(tmp_path):

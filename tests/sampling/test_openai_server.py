@@ -279,6 +279,7 @@ def test_a_slow_server_is_given_up(monkeypatch):
     with serving(answer) as server, client(server.url) as engine:
         with pytest.raises(EngineLost, match="did not answer within"):
             all_responses(engine, requests(1))
+        wait_until(lambda: server.requests)  # its thread may not have run yet
         assert len(server.requests) == 1
 
 

@@ -115,12 +115,12 @@ def test_a_study_stopped_by_ctrl_c_goes_on_with_the_same_command_and_writes_its_
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_a_script_ends_well_in_spite_of_starts_no_other(project: Path, start, number) -> None:
-    waits = "import signal, time; signal.signal({0}, lambda *_: exit(0)); print('ready', flush=True); time.sleep(60)"
+    waits = "import signal, time; signal.signal({0}, lambda *_: exit(0)); print('ready', flush=True); time.sleep(3600)"
     (project / "scripts" / "ablate.py").write_text(waits.format(int(number)), encoding="utf-8")
     process = start()
     assert any(line == "ready\n" for line in process.stdout)
     os.kill(process.pid, number) if number == signal.SIGTERM else os.killpg(process.pid, number)
-    output = process.communicate(timeout=50)[0]  # it would sleep for 60
+    output = process.communicate(timeout=600)[0]  # it would sleep for an hour
     assert process.returncode == 128 + number
     assert "compare.py" not in output
 
