@@ -139,7 +139,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     from exgrpo_orlhf.engines.local import placement
     from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
-    from exgrpo_orlhf.engines.openrlhf import estimates, flags
+    from exgrpo_orlhf.engines.openrlhf import estimates, flags, stack
     from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf, published_config
     from exgrpo_orlhf.models.supervised_start import SupervisedModel
     from exgrpo_orlhf.models.tiny_models import WarmedUpModel
@@ -215,6 +215,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
             print(f"device      {device}, {dtype}, {experiment.local.threads} CPU threads; sampled by {sampler}")
     with _noted(problems):
         if experiment.openrlhf is not None:
+            stack.refuse_wrong_versions()
             flags.command_line(experiment, experiment.openrlhf.all_flags(), name, run, resume=False)
         if config is not None and count is not None:
             _print_needs(experiment, config, count, run)

@@ -38,6 +38,8 @@ _LOG_LINES = 20
 _POLL_SECONDS = 1.0
 CLASSES: tuple[type, type, type] = (MixedPolicyActor, MixedTrainer, VllmEngine)
 _PATIENCE = 30.0  # seconds to wait for an orderly end
+# Begins a connection by gRPC: its preface, and a frame of settings, kind 4, which a server answers by its own.
+_HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 def drive(
@@ -109,17 +111,23 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
         os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
         if settings.cpu_bench:
             started |= {"num_gpus": gpus, "num_cpus": 4 * gpus + 4, "object_store_memory": 2**28}
-    host, _, port = address.rpartition(":")
-    if host and "/" not in address:  # Ray itself would retry for twelve minutes
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except (OSError, ValueError) as error:
-            raise EngineLost(f"Ray could not be reached (OpenRLHF.ray_address = {address!r}): {error}") from None
+    bound_by = "OpenRLHF.ray_address" if address == settings.ray_address else "RAY_ADDRESS"
+    if address not in ("local", "auto") and (wrong := _wrong_address(address)):
+        raise EngineLost(
+            f"no Ray cluster can be reached at {bound_by} = {address!r}: {wrong}; a run takes host:port of its head node "
+            "(6379 unless ray start was told otherwise), 'auto' on one of its nodes, or 'local' for a Ray of its own"
+        )
     # For Ray's processes, as Ray has it for Ctrl-C: a closed terminal signals them too, before the run is saved.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)
     except Exception as error:  # also a plain one, when a node does not start in time
+        if "AF_UNIX path" in str(error):
+            name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+            raise EngineLost(
+                f"{name} = {os.environ.get(name)!r} is too long a path for the sockets that Ray and vLLM make there: "
+                "set it to a shorter one, such as /tmp"
+            ) from None
         raise EngineLost(
             f"Ray could not be {'started' if address == 'local' else 'reached'} (OpenRLHF.ray_address = "
             f"{settings.ray_address!r}, RAY_ADDRESS = {os.environ.get('RAY_ADDRESS')!r}): {error}"
@@ -138,16 +146,37 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
         _shut_down()
 
 
+def _wrong_address(address: str) -> str | None:
+    """Why no cluster can be at this address, or None. Ray itself would try for twelve minutes."""
+    if "://" in address:
+        return "that is an address for ray job submit or for Ray's client"
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(_HTTP_2)
+            return None if connection.recv(9)[3:4] == b"\x04" else "what answers there is no head node of Ray"
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
 def _await_gpus(gpus: int, patience: float, stop: StopRequest) -> None:
-    """Waits while nodes are still joining, for at most `patience` seconds, until `stop`. Then raises EngineLost."""
+    """Waits while nodes are still joining, for at most `patience` seconds, until `stop`. Then raises EngineLost.
+    OpenRLHF asks Ray for a GPU and a CPU of the same node together, and would wait for the CPU for ever."""
     end = time.monotonic() + patience
-    while (free := int(ray.available_resources().get("GPU", 0))) < gpus:
+    while True:
+        nodes = ray_state.available_resources_per_node().values()
+        free = [(int(node.get("GPU", 0)), int(node.get("CPU", 0))) for node in nodes]
+        if sum(map(min, free)) >= gpus:
+            return
+        lack = f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), "
+        if (free_gpus := sum(gpu for gpu, _ in free)) < gpus:
+            lack += f"Ray has {free_gpus} free"
+        else:
+            lack += f"and a CPU of the same node for each; Ray has {sum(map(min, free))} such pairs free. A node has as "
+            lack += "many CPUs for Ray as ray start --num-cpus says (OpenRLHF.ray_address = 'auto' uses that Ray)"
         if stop.signal or time.monotonic() > end:
-            raise EngineLost(
-                f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), Ray has "
-                f"{free} free"
-            )
-        log.info("waiting for GPUs: %d of %d are free in Ray", free, gpus)
+            raise EngineLost(lack)
+        log.info("waiting: %s", lack)
         time.sleep(5)
 
 

@@ -34,7 +34,7 @@ from ...stopping import StopRequest
 from ...workers.fork_server import close_workers
 from ..engine import RunSpec
 from ..model import changes_logits, too_few_positions
-from . import cpu, estimates, packed_attention, universal
+from . import cpu, estimates, packed_attention, stack, universal
 from . import flags as openrlhf_flags
 from .worker_environment import wrong_arch_list
 
@@ -104,7 +104,8 @@ def prepare(settings: OpenRLHF) -> None:
     """Prepares this process for importing OpenRLHF.
 
     Raises LaunchError for a Python that OpenRLHF has no build for, for a missing package, and, where
-    OpenRLHF.cpu_bench is False, without CUDA or with a list of architectures that DeepSpeed cannot read.
+    OpenRLHF.cpu_bench is False, without CUDA or with a list of architectures that DeepSpeed cannot read;
+    ValueError for a package of another version.
     """
     if wrong := wrong_python(sys.version_info[:2]):
         raise LaunchError(wrong)
@@ -114,6 +115,7 @@ def prepare(settings: OpenRLHF) -> None:
                 f"train.engine = 'openrlhf' needs the package {package}, which is not installed: "
                 "pip install -e '.[openrlhf]' on a machine with CUDA, make openrlhf-cpu for the CPU test layout"
             )
+    stack.refuse_wrong_versions()
     if settings.cpu_bench:
         os.environ.update(cpu.environment())
         cpu.install()

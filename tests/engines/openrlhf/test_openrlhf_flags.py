@@ -211,6 +211,11 @@ REFUSALS = {
         r"train\.enable_ema cannot be used with LoRA\.rank",
     ),
     "half precision": ([], {"ds.param_dtype": "fp16"}, r"ds\.param_dtype"),
+    "gradients added up in half precision": (
+        [],
+        {"ds.grad_accum_dtype": "fp16", "ds.zero_stage": 3},
+        r"ds\.grad_accum_dtype must be bf16 or fp32, got 'fp16'",
+    ),
     "more positions than there are": (["Prompts.max_tokens = 100000"], {}, r"Prompts\.max_tokens.*positions"),
     "more questions than there are": (["train.questions_per_step = 32"], {}, r"train\.questions_per_step"),
     "prompts that do not fit": (["Prompts.max_tokens = 2"], {}, r"Prompts\.max_tokens"),
