@@ -9,7 +9,6 @@ from pathlib import Path
 from .. import weights
 from ..checkpoints import claim, refuse_earlier, refuse_other, to_resume
 from ..engines.engine import Engine, Loop, RunSpec
-from ..engines.openrlhf.stack import refuse_wrong_versions
 from ..experiment import Experiment, Outcome
 from ..lazy import transformers
 from ..stopping import StopRequest
@@ -36,8 +35,6 @@ def train(
     """
     refuse_earlier(run, resume)
     refuse_other(run)
-    if experiment.openrlhf is not None:
-        refuse_wrong_versions()
     if experiment.tracking.enabled:
         address(experiment.tracking, tracking_uri)
     questions = load_questions(experiment)

@@ -22,7 +22,6 @@ import torch
 from .. import tokenizer_file
 from ..engines.engine import MakeEngine, RunSpec
 from ..engines.openrlhf.flags import divisible_questions
-from ..engines.openrlhf.stack import refuse_wrong_versions
 from ..experiment import Experiment, Outcome
 from ..progress import duration, evaluations_left
 from ..questions.prompts import PromptEncoder
@@ -85,8 +84,6 @@ def smoke(experiment: Experiment, run: Path, tracking_uri: str) -> Iterator[str]
 
     run: the run's folder, which stays as it is
     """
-    if experiment.openrlhf is not None:
-        refuse_wrong_versions()  # before all that takes time
     uri = address(experiment.tracking, tracking_uri) if experiment.tracking.enabled else None
     training, validation = load_questions(experiment)
     path = experiment.model.prepare()

@@ -114,8 +114,8 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
     bound_by = "OpenRLHF.ray_address" if address == settings.ray_address else "RAY_ADDRESS"
     if address not in ("local", "auto") and (wrong := _wrong_address(address)):
         raise EngineLost(
-            f"no Ray cluster can be reached at {bound_by} = {address!r}: {wrong}; a run takes host:port of its head node "
-            "(6379 unless ray start was told otherwise), 'auto' on one of its nodes, or 'local' for a Ray of its own"
+            f"no Ray cluster can be reached at {bound_by} = {address!r}: {wrong}; a run takes host:port of its head "
+            "node, with the port of ray start (6379), 'auto' on one of its nodes, or 'local' for a Ray of its own"
         )
     # For Ray's processes, as Ray has it for Ctrl-C: a closed terminal signals them too, before the run is saved.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
@@ -154,7 +154,9 @@ def _wrong_address(address: str) -> str | None:
     try:
         with socket.create_connection((host, int(port)), timeout=10) as connection:
             connection.sendall(_HTTP_2)
-            return None if connection.recv(9)[3:4] == b"\x04" else "what answers there is no head node of Ray"
+            if "RAY_USE_TLS" in os.environ or connection.recv(9)[3:4] == b"\x04":
+                return None
+            return "what answers there is no head node of Ray"
     except (OSError, ValueError) as error:
         return str(error)
 
@@ -164,16 +166,14 @@ def _await_gpus(gpus: int, patience: float, stop: StopRequest) -> None:
     OpenRLHF asks Ray for a GPU and a CPU of the same node together, and would wait for the CPU for ever."""
     end = time.monotonic() + patience
     while True:
-        nodes = ray_state.available_resources_per_node().values()
-        free = [(int(node.get("GPU", 0)), int(node.get("CPU", 0))) for node in nodes]
-        if sum(map(min, free)) >= gpus:
+        free = [(node.get("GPU", 0), node.get("CPU", 0)) for node in ray_state.available_resources_per_node().values()]
+        if sum(int(min(node)) for node in free) >= gpus:
             return
-        lack = f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), "
-        if (free_gpus := sum(gpu for gpu, _ in free)) < gpus:
-            lack += f"Ray has {free_gpus} free"
-        else:
-            lack += f"and a CPU of the same node for each; Ray has {sum(map(min, free))} such pairs free. A node has as "
-            lack += "many CPUs for Ray as ray start --num-cpus says (OpenRLHF.ray_address = 'auto' uses that Ray)"
+        lack = (
+            f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), each with a CPU "
+            f"of its node. Ray has {sum(gpu for gpu, _ in free):.0f} GPUs free, {sum(int(min(node)) for node in free)} "
+            "of them with a CPU; its nodes have what ray start --num-gpus and --num-cpus say"
+        )
         if stop.signal or time.monotonic() > end:
             raise EngineLost(lack)
         log.info("waiting: %s", lack)
@@ -221,6 +221,18 @@ class _Watch:
         begun = self._config.exists() and self._config.stat().st_mtime_ns != self._before
         return self.stop.signal is not None and not begun
 
+    def _end_without_head(self) -> None:
+        """Ends this program if Ray's head node cannot be reached. Ray would do so after 60 s, without a word, and a
+        process of vLLM would be left."""
+        node, end = ray_worker._global_node, time.monotonic() + _PATIENCE
+        while wrong := _wrong_address(node.gcs_address):
+            if self._done.wait(_POLL_SECONDS):
+                return
+            if time.monotonic() > end:
+                log.error("error: Ray's head node %s cannot be reached: %s", node.gcs_address, wrong)
+                node.kill_all_processes(check_alive=False, allow_graceful=True)
+                os._exit(1)  # nothing else would end the program's wait
+
     def _watch(self) -> None:
         passed_on = False
         begin, metrics = time.time(), self.run / "metrics.jsonl"
@@ -228,6 +240,7 @@ class _Watch:
             if self.stop.signal and not passed_on:
                 StopFile(self.run).path.write_text(self.stop.signal.name, encoding="ascii")
                 passed_on = True
+            self._end_without_head()
             dead = _dead_actors()
             last = max(begin, metrics.stat().st_mtime if metrics.exists() else 0.0)
             reason = None

