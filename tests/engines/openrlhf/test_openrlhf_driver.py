@@ -4,14 +4,17 @@ or CPUs. Each ends the start with a sentence that names it."""
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
+import psutil
 import pytest
 import ray
 from http_server import http_server
 from ray_node import running_ray
-from run_builders import free_port
+from run_builders import environment, free_port, wait_until
 
 from exgrpo_orlhf.engines.openrlhf import driver
 from exgrpo_orlhf.sampling import EngineLost
@@ -118,3 +121,41 @@ def test_a_real_cluster_needs_as_many_cpus_as_gpus(cpus, tmp_path):
         else:
             with pytest.raises(EngineLost, match=r"2 GPUs free, 1 of them with a CPU; .* and --num-cpus say"):
                 started.result(timeout=900)
+
+
+WAITS = """
+import openrlhf_on_cpu, ray, subprocess, sys, time
+from pathlib import Path
+from exgrpo_orlhf.engines.openrlhf import driver
+from exgrpo_orlhf.settings import OpenRLHF
+from exgrpo_orlhf.stopping import StopRequest
+from exgrpo_orlhf.terminal import messages
+
+class Actor:  # which has a process of its own, as an engine of vLLM has
+    def work(self, path):
+        child = subprocess.Popen(["sleep", "600"])
+        Path(path).write_text(str(child.pid))
+        time.sleep(600)
+
+messages()
+driver._PATIENCE, run = 3.0, Path(sys.argv[1])
+with StopRequest() as stop, driver.connected(OpenRLHF(cpu_bench=True), 0), driver._Watch(stop, run, 600.0, None):
+    ray.get(ray.remote(Actor).remote().work.remote(str(run / "child")))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_head_node_dies_says_so_and_leaves_nothing_behind(tmp_path):
+    own = environment(RAY_ADDRESS="")
+    program = subprocess.Popen([sys.executable, "-c", WAITS, tmp_path], stderr=subprocess.PIPE, text=True, env=own)
+    child = tmp_path / "child"
+    wait_until(lambda: child.exists() and child.read_text(), 600, program)
+    started = psutil.Process(program.pid).children(recursive=True)
+    assert int(child.read_text()) in [one.pid for one in started]
+    [head] = [one for one in started if one.name() == "gcs_server"]
+    head.kill()
+    _, messages = program.communicate(timeout=600)
+    assert program.returncode == 1
+    assert "error: Ray's head node" in messages
+    _, left = psutil.wait_procs(started, timeout=60)
+    assert not left
