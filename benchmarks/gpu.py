@@ -47,8 +47,9 @@ from gpu_work import FULL, PROMPT, SMALL, Figures, Timed, Work, against, timed
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from exgrpo_orlhf.doctor.finding import PACKAGES, version
+from exgrpo_orlhf.doctor.finding import PACKAGES
 from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.openrlhf.stack import version
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
 from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.objective.token_stats import token_stats

@@ -268,8 +268,8 @@ class OpenRLHF:
         switch, a tuple for several values. Whatever another binding says (batch sizes, lengths, learning rate, …) is
         handed on from there and has no place here; flags.py names the binding
     more_flags: the same, over `flags`: for one flag more than a layout has, or by None for one less
-    ray_address: of a Ray cluster ('auto': the one this machine belongs to); None: the environment's RAY_ADDRESS, which
-        a submitted Ray job has, or else a Ray of this run's own, on this machine
+    ray_address: host:port of a Ray cluster's head node; 'auto': RAY_ADDRESS, or else the cluster of this machine;
+        'local': a Ray of this run's own, on this machine; None: RAY_ADDRESS, which a submitted job has, or else 'local'
     cpu_bench: run on a machine without CUDA, with pretended GPUs, to test this engine; not for real training
     score_tokens: tokens of one forward pass that scores or measures responses, with padding unless the flag
         ds.packing_samples is given

@@ -40,6 +40,7 @@ def main() -> int:
 
     from exgrpo_orlhf import config
     from exgrpo_orlhf.checkpoints import CheckpointError, RunFolderError, claim
+    from exgrpo_orlhf.engines.openrlhf.stack import refuse_wrong_versions
     from exgrpo_orlhf.study.runs import plan
     from exgrpo_orlhf.study.suite import check_name, of_files, of_suite, over_grid, seeds
 
@@ -60,6 +61,8 @@ def main() -> int:
         runs = plan(variants, chosen, out, config.load)
         if arguments.seeds is None:
             _check_seed({file for variant in variants for file in variant.files})
+        if any(run.experiment.openrlhf for run in runs):
+            refuse_wrong_versions()
         baseline = suite.baseline if suite and any(v.name == suite.baseline for v in variants) else None
         if arguments.dry_run:
             return _study(arguments, runs, group, out, baseline)

@@ -56,6 +56,7 @@ def main() -> int:
         refuse_other,
     )
     from exgrpo_orlhf.config import gin_files
+    from exgrpo_orlhf.engines.openrlhf.stack import refuse_wrong_versions
     from exgrpo_orlhf.evaluation.provenance import git_commit
     from exgrpo_orlhf.rewards import GradingError, NoGrader
     from exgrpo_orlhf.sampling import EngineLost
@@ -105,6 +106,8 @@ def main() -> int:
     if hypotheses := [text for file in arguments.gin if (text := gin_files.hypothesis(gin_files.find(file, None)))]:
         tags["mlflow.note.content"] = "\n\n".join(hypotheses)  # the description at the top of the run's page
     try:
+        if experiment.openrlhf is not None:  # before a model is made and questions are loaded
+            refuse_wrong_versions()
         if arguments.smoke:
             refuse_earlier(run, resume)  # before the imports that take seconds
             refuse_other(run)
@@ -141,7 +144,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     from exgrpo_orlhf.engines.local import placement
     from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
-    from exgrpo_orlhf.engines.openrlhf import estimates, flags
+    from exgrpo_orlhf.engines.openrlhf import estimates, flags, stack
     from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf, published_config
     from exgrpo_orlhf.models.supervised_start import SupervisedModel
     from exgrpo_orlhf.models.tiny_models import WarmedUpModel
@@ -226,6 +229,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
             print(f"device      {device}, {dtype}, {experiment.local.threads} CPU threads; sampled by {sampler}")
     with _noted(problems):
         if experiment.openrlhf is not None:
+            stack.refuse_wrong_versions()
             flags.command_line(experiment, experiment.openrlhf.all_flags(), name, run, resume=False)
         if config is not None and count is not None:
             _print_needs(experiment, config, count, run)
@@ -246,6 +250,7 @@ def _hides_its_options(question: Question) -> bool:
 
 def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
     from exgrpo_orlhf.engines.openrlhf import estimates
+    from exgrpo_orlhf.engines.openrlhf.worker_environment import ray_address
     from exgrpo_orlhf.lazy import torch
     from exgrpo_orlhf.progress import duration
     from exgrpo_orlhf.training.smoke import buffer_bytes, disk_text, size
@@ -275,7 +280,7 @@ def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[
         print(f"host memory estimated: {size(sums.host)} a node, and {beside}")
         step, gpus = estimates.step_of(experiment, count[0], card)
         here = torch.cuda.device_count()
-        where = "this machine" if settings.ray_address is None and "RAY_ADDRESS" not in os.environ else "the cluster"
+        where = "this machine" if ray_address(settings.ray_address, os.environ) == "local" else "the cluster"
         print(f"device      {gpus} GPUs of {where}")
         if where == "this machine" and here < gpus:
             print(f"            NOT THERE: it has {here}; OpenRLHF.ray_address names a cluster that has {gpus}")

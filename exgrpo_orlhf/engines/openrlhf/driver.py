@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from openrlhf.cli import train_ppo_ray
 from openrlhf.trainer import ppo_trainer
@@ -38,6 +39,8 @@ _LOG_LINES = 20
 _POLL_SECONDS = 1.0
 CLASSES: tuple[type, type, type] = (MixedPolicyActor, MixedTrainer, VllmEngine)
 _PATIENCE = 30.0  # seconds to wait for an orderly end
+# Begins a connection by gRPC: its preface, and a frame of settings, kind 4, which a server answers by its own.
+_HTTP_2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
 def drive(
@@ -109,17 +112,23 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
         os.environ.setdefault("RAY_process_group_cleanup_enabled", "true")
         if settings.cpu_bench:
             started |= {"num_gpus": gpus, "num_cpus": 4 * gpus + 4, "object_store_memory": 2**28}
-    host, _, port = address.rpartition(":")
-    if host and "/" not in address:  # Ray itself would retry for twelve minutes
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except (OSError, ValueError) as error:
-            raise EngineLost(f"Ray could not be reached (OpenRLHF.ray_address = {address!r}): {error}") from None
+    bound_by = "OpenRLHF.ray_address" if address == settings.ray_address else "RAY_ADDRESS"
+    if address not in ("local", "auto") and (wrong := _wrong_address(address)):
+        raise EngineLost(
+            f"no Ray cluster can be reached at {bound_by} = {address!r}: {wrong}; a run takes host:port of its head "
+            "node, with the port of ray start (6379), 'auto' on one of its nodes, or 'local' for a Ray of its own"
+        )
     # For Ray's processes, as Ray has it for Ctrl-C: a closed terminal signals them too, before the run is saved.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(runtime_env=runtime, log_to_driver=True, logging_level=logging.WARNING, **started)
     except Exception as error:  # also a plain one, when a node does not start in time
+        if "AF_UNIX path" in str(error):
+            name = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+            raise EngineLost(
+                f"{name} = {os.environ.get(name)!r} is too long a path for the sockets that Ray and vLLM make there: "
+                "set it to a shorter one, such as /tmp"
+            ) from None
         raise EngineLost(
             f"Ray could not be {'started' if address == 'local' else 'reached'} (OpenRLHF.ray_address = "
             f"{settings.ray_address!r}, RAY_ADDRESS = {os.environ.get('RAY_ADDRESS')!r}): {error}"
@@ -138,16 +147,37 @@ def connected(settings: OpenRLHF, gpus: int) -> Iterator[str]:
         _shut_down()
 
 
+def _wrong_address(address: str) -> str | None:
+    """Why no cluster can be at this address, or None. Ray itself would try for twelve minutes."""
+    if "://" in address:
+        return "that is an address for ray job submit or for Ray's client"
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(_HTTP_2)
+            if "RAY_USE_TLS" in os.environ or connection.recv(9)[3:4] == b"\x04":
+                return None
+            return "what answers there is no head node of Ray"
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
 def _await_gpus(gpus: int, patience: float, stop: StopRequest) -> None:
-    """Waits while nodes are still joining, for at most `patience` seconds, until `stop`. Then raises EngineLost."""
+    """Waits while nodes are still joining, for at most `patience` seconds, until `stop`. Then raises EngineLost.
+    OpenRLHF asks Ray for a GPU and a CPU of the same node together, and would wait for the CPU for ever."""
     end = time.monotonic() + patience
-    while (free := int(ray.available_resources().get("GPU", 0))) < gpus:
+    while True:
+        free = [(node.get("GPU", 0), node.get("CPU", 0)) for node in ray_state.available_resources_per_node().values()]
+        if sum(int(min(node)) for node in free) >= gpus:
+            return
+        lack = (
+            f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), each with a CPU "
+            f"of its node. Ray has {sum(gpu for gpu, _ in free):.0f} GPUs free, {sum(int(min(node)) for node in free)} "
+            "of them with a CPU; its nodes have what ray start --num-gpus and --num-cpus say"
+        )
         if stop.signal or time.monotonic() > end:
-            raise EngineLost(
-                f"the layout needs {gpus} GPUs (OpenRLHF.flags: actors, reference model and vLLM engines), Ray has "
-                f"{free} free"
-            )
-        log.info("waiting for GPUs: %d of %d are free in Ray", free, gpus)
+            raise EngineLost(lack)
+        log.info("waiting: %s", lack)
         time.sleep(5)
 
 
@@ -192,6 +222,19 @@ class _Watch:
         begun = self._config.exists() and self._config.stat().st_mtime_ns != self._before
         return self.stop.signal is not None and not begun
 
+    def _end_without_head(self) -> None:
+        """Ends this program if Ray's head node cannot be reached. Ray would do so after 60 s, without a word, and a
+        process of vLLM would be left."""
+        node, end = ray_worker._global_node, time.monotonic() + _PATIENCE
+        while wrong := _wrong_address(node.gcs_address):
+            if self._done.wait(_POLL_SECONDS):
+                return
+            if time.monotonic() > end:
+                log.error("error: Ray's head node %s cannot be reached: %s", node.gcs_address, wrong)
+                for process in psutil.Process().children(recursive=True):
+                    process.kill()
+                os._exit(1)  # nothing else would end the program's wait
+
     def _watch(self) -> None:
         passed_on = False
         begin, metrics = time.time(), self.run / "metrics.jsonl"
@@ -199,6 +242,7 @@ class _Watch:
             if self.stop.signal and not passed_on:
                 StopFile(self.run).path.write_text(self.stop.signal.name, encoding="ascii")
                 passed_on = True
+            self._end_without_head()
             dead = _dead_actors()
             last = max(begin, metrics.stat().st_mtime if metrics.exists() else 0.0)
             reason = None

@@ -227,6 +227,14 @@ def _check_layout(experiment: Experiment, flags: Mapping[str, Any]) -> None:
     stage, dtype, average = flags.get("ds.zero_stage", 2), flags.get("ds.param_dtype", "bf16"), "train.enable_ema"
     require(stage <= 3, f"OpenRLHF.flags: ds.zero_stage must be 1, 2 or 3, got {stage}")
     require(dtype == "bf16", f"OpenRLHF.flags: ds.param_dtype must be bf16, as vLLM is, got {dtype!r}")
+    adding, offloads = flags.get("ds.grad_accum_dtype", "bf16"), flags.get("ds.adam_offload", False)
+    require(adding in ("bf16", "fp32"), f"OpenRLHF.flags: ds.grad_accum_dtype must be bf16 or fp32, got {adding!r}")
+    require(
+        adding == "bf16" or stage == 3 or (stage == 1 and offloads),
+        f"OpenRLHF.flags: ds.grad_accum_dtype = 'fp32' with ds.zero_stage = {stage}: DeepSpeed would "
+        + ("add gradients up in bfloat16 all the same" if stage == 2 else "make steps that nothing can check or skip")
+        + "; use ds.zero_stage = 3, or leave the flag out",
+    )
     require(
         not flags.get(average) or stage != 3,
         f"OpenRLHF.flags: {average} with ds.zero_stage = 3: OpenRLHF's average would never move, because DeepSpeed "

@@ -34,9 +34,9 @@ from ...stopping import StopRequest
 from ...workers.fork_server import close_workers
 from ..engine import RunSpec
 from ..model import changes_logits, too_few_positions
-from . import cpu, estimates, packed_attention, universal
+from . import cpu, estimates, packed_attention, stack, universal
 from . import flags as openrlhf_flags
-from .worker_environment import wrong_arch_list
+from .worker_environment import ray_address, wrong_arch_list
 
 log = logging.getLogger(__name__)
 _PROGRAM = "openrlhf.cli.train_ppo_ray"
@@ -106,7 +106,8 @@ def prepare(settings: OpenRLHF) -> None:
     """Prepares this process for importing OpenRLHF.
 
     Raises LaunchError for a Python that OpenRLHF has no build for, for a missing package, and, where
-    OpenRLHF.cpu_bench is False, without CUDA or with a list of architectures that DeepSpeed cannot read.
+    OpenRLHF.cpu_bench is False, without CUDA or with a list of architectures that DeepSpeed cannot read; ValueError
+    for a package of another version.
     """
     if wrong := wrong_python(sys.version_info[:2]):
         raise LaunchError(wrong)
@@ -116,12 +117,13 @@ def prepare(settings: OpenRLHF) -> None:
                 f"train.engine = 'openrlhf' needs the package {package}, which is not installed: "
                 "pip install -e '.[openrlhf]' on a machine with CUDA, make openrlhf-cpu for the CPU test layout"
             )
+    stack.refuse_wrong_versions()
     if settings.cpu_bench:
         os.environ.update(cpu.environment())
         cpu.install()
     elif wrong := wrong_arch_list(os.environ):
         raise LaunchError(wrong)
-    elif settings.ray_address is None and "RAY_ADDRESS" not in os.environ and not torch.cuda.is_available():
+    elif ray_address(settings.ray_address, os.environ) == "local" and not torch.cuda.is_available():
         raise LaunchError(
             "train.engine = 'openrlhf' needs GPUs, and torch sees none here: give the cluster's address "
             "(OpenRLHF.ray_address), use the local engine, or gin/engines/openrlhf_cpu.gin to test the engine itself"

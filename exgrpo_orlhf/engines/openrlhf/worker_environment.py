@@ -48,7 +48,9 @@ _DEFAULTS = {
 def ray_address(bound: str | None, environ: Mapping[str, str]) -> str:
     """The address of the Ray to use, or 'local' for a new Ray, so that a run does not join another one on this machine
     by chance. A submitted job gets its cluster from RAY_ADDRESS. bound: OpenRLHF.ray_address"""
-    return bound or environ.get("RAY_ADDRESS") or "local"
+    if bound in (None, "auto"):  # Ray itself reads the variable for 'auto'
+        return environ.get("RAY_ADDRESS") or bound or "local"
+    return bound
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:

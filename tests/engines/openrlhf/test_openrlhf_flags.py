@@ -211,6 +211,11 @@ REFUSALS = {
         r"train\.enable_ema cannot be used with LoRA\.rank",
     ),
     "half precision": ([], {"ds.param_dtype": "fp16"}, r"ds\.param_dtype"),
+    "gradients added up in half precision": (
+        [],
+        {"ds.grad_accum_dtype": "fp16", "ds.zero_stage": 3},
+        r"ds\.grad_accum_dtype must be bf16 or fp32, got 'fp16'",
+    ),
     "more positions than there are": (["Prompts.max_tokens = 100000"], {}, r"Prompts\.max_tokens.*positions"),
     "more questions than there are": (["train.questions_per_step = 32"], {}, r"train\.questions_per_step"),
     "prompts that do not fit": (["Prompts.max_tokens = 2"], {}, r"Prompts\.max_tokens"),
@@ -300,8 +305,10 @@ def test_a_package_that_is_not_installed_is_named_with_the_way_to_it(raw_model, 
 def test_without_cuda_and_without_the_cpu_test_layout_the_ways_out_are_named(raw_model, start, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(launch.LaunchError, match=r"OpenRLHF\.ray_address.*local engine.*openrlhf_cpu\.gin"):
-        start(raw_model, "OpenRLHF.cpu_bench = False")
+    for address in (None, "local"):
+        with pytest.raises(launch.LaunchError, match=r"OpenRLHF\.ray_address.*local engine.*openrlhf_cpu\.gin"):
+            start(raw_model, "OpenRLHF.cpu_bench = False", f"OpenRLHF.ray_address = {address!r}")
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
 
 
 def test_what_can_be_run_is_started(raw_model, start):

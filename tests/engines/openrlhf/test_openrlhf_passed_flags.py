@@ -14,11 +14,12 @@ import pytest
 import torch
 from engine_builders import SMALL, sampled_batch, saved_model
 from openrlhf.models import Actor
-from openrlhf_actor import make_actor, rows_of, update
+from openrlhf_actor import actor_weights, make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from exgrpo_orlhf.doctor.actors import record_gradients
 from exgrpo_orlhf.doctor.parity import Difference, Gradients
+from exgrpo_orlhf.engines.openrlhf import flags as openrlhf_flags
 
 pytestmark = pytest.mark.openrlhf
 
@@ -46,13 +47,41 @@ def gradients(model: Path, **flags) -> Gradients:
     ("flags", "most"),
     [
         ({"actor.gradient_checkpointing_enable": True, "actor.gradient_checkpointing_reentrant": True}, 0.0),
-        ({"ds.grad_accum_dtype": "fp32"}, 0.01),  # bfloat16's own rounding
-        ({"ds.grad_accum_dtype": "bf16"}, 0.01),
     ],
     ids=lambda flags: ", ".join(map(str, flags.values())) if isinstance(flags, dict) else "",
 )
 def test_a_flag_of_execution_does_not_change_the_gradient(raw_model, flags, most):
     assert Difference.between(gradients(raw_model, **flags), gradients(raw_model)).error <= most
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_are_added_up_as_the_flag_says_and_checked_before_the_step_or_the_flag_is_refused(
+    stage, dtype, offload, raw_model, monkeypatch
+):
+    flags = {"ds.zero_stage": stage, "ds.adam_offload": offload, "train.micro_batch_size": 4}
+    accumulated = flags | {"ds.grad_accum_dtype": dtype}
+    if dtype == "fp32" and (stage == 2 or (stage == 1 and not offload)):
+        with pytest.raises(ValueError, match=rf"fp32' with ds\.zero_stage = {stage}: .* use ds\.zero_stage = 3"):
+            make_actor(raw_model, **accumulated)
+        # Where this fails, DeepSpeed has learned it, and the refusal can go.
+        monkeypatch.setattr(openrlhf_flags, "_check_layout", lambda *_: None)
+        if stage == 1:
+            assert type(make_actor(raw_model, **accumulated).actor.model.optimizer).__name__ == "BF16_Optimizer"
+        else:
+            assert Difference.between(gradients(raw_model, **accumulated), gradients(raw_model, **flags)).error == 0
+        return
+    actor = make_actor(raw_model, "Optimizer.skip_above_grad_norm = 1e-9", **accumulated)
+    before, metrics = actor_weights(actor), update(actor, sampled_batch(raw_model))
+    assert metrics["policy/grad_norm"] > 0
+    assert metrics["policy/skipped_updates"] == 1
+    assert torch.equal(actor_weights(actor), before)
+    plain = gradients(raw_model)  # in one micro-batch
+    slopes = [gradients(raw_model, **each) for each in (accumulated, flags)]
+    added, in_bfloat16 = (Difference.between(each, plain).error for each in slopes)
+    assert added <= 0.02
+    assert (added < in_bfloat16) == (dtype == "fp32")
 
 
 def test_full_determinism_trains_and_is_on(raw_model, monkeypatch):
