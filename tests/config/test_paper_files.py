@@ -99,7 +99,7 @@ def test_without_question_selection_every_candidate_is_equally_likely_whatever_i
     mixer = config.load(row.files, row.bindings).mixer
     candidates = {Fraction(1, 8): IndexedSet(["alone"]), Fraction(1, 2): IndexedSet(map(str, range(19)))}
     rng = np.random.default_rng(0)
-    drawn = [mixer.sampler.sample(candidates, 10, 8, mixer.buckets, rng, lambda _: 0) for _ in range(2000)]
+    drawn = [mixer.sampler.sample(candidates, 10, 8, mixer.buckets, rng) for _ in range(2000)]
     share = np.mean(["alone" in ids for ids in drawn])
     assert abs(share - 10 / 20) < 5 * (0.25 / len(drawn)) ** 0.5
 
