@@ -101,7 +101,7 @@ def test_what_a_prompt_may_hold_is_read(turns, n, solved, tmp_path):
 @pytest.mark.parametrize(
     ("gold", "shown"),
     [
-        ("1234567", "1,234,567"), ("1,234", "1234"), ("\\frac12", "\\frac 12"), ("\\boxed{135}", "135"),
+        ("1234567", "1,234,567"), ("1,234", "1234"), ("\\frac12", "\\frac 12"), ("$\\boxed{135}$", "135"),
         ("It is 135.\n#### 135", "135"), (135.0, "135"),
     ],
 )  # fmt: skip
