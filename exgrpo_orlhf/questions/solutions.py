@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..records import Question
 from .boxes import last_box
@@ -23,7 +24,7 @@ def refuse_solutions(questions: Sequence[Question], where: Callable[[Question], 
     for question in questions:
         messages = [("user", question.prompt)] if isinstance(question.prompt, str) else [*question.prompt]
         answers = question.answer if isinstance(question.answer, tuple) else (question.answer,)
-        golds = [_without_commas(str(answer).strip()) for answer in answers]
+        golds = [gold for answer in answers for gold in _texts(answer)]
         if messages[-1][0] == "assistant":
             text = messages.pop()[1]
             turns.setdefault(text, []).append(question if _holds(text, golds) else None)
@@ -39,6 +40,12 @@ def refuse_solutions(questions: Sequence[Question], where: Callable[[Question], 
                 f"{where(solved[0])}: {len(solved)} of {len(questions)} prompts, this one first, {what} the gold "
                 f"answer, which the model would copy; {remedy}"
             )
+
+
+def _texts(answer: Any) -> list[str]:
+    """A gold answer as a turn may have it: alone, and what it has in a box or behind ####; 7.0 of a column is 7."""
+    text = str(int(answer) if isinstance(answer, float) and answer.is_integer() else answer).strip()
+    return [_without_commas(text), *_marks(text)]
 
 
 def _holds(text: str, golds: Sequence[str]) -> bool:

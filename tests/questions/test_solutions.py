@@ -98,7 +98,13 @@ def test_what_a_prompt_may_hold_is_read(turns, n, solved, tmp_path):
     assert len(QuestionFile(str(path), prompt="messages", answer="answer", source=None).load()) == n
 
 
-@pytest.mark.parametrize(("gold", "shown"), [("1234567", "1,234,567"), ("1,234", "1234"), ("\\frac12", "\\frac 12")])
+@pytest.mark.parametrize(
+    ("gold", "shown"),
+    [
+        ("1234567", "1,234,567"), ("1,234", "1234"), ("\\frac12", "\\frac 12"), ("$\\boxed{135}$", "135"),
+        ("It is 135.\n#### 135", "135"), (135.0, "135"),
+    ],
+)  # fmt: skip
 def test_another_spelling_of_the_answer_is_the_answer_too(gold, shown, tmp_path):
     messages = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": f"\\boxed{{{shown}}}"}]
     (tmp_path / "q.jsonl").write_text(json.dumps({"messages": messages, "answer": [gold, "7"]}) + "\n")

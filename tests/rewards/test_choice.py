@@ -272,10 +272,10 @@ BY_OPTIONS = [
     }),
     (["E = mc^2", "F = ma", "p = mv", "E = hf"], {
         "correct": (
-            ("A", "\\boxed{E = mc^2}"),
+            ("A", "\\boxed{E = mc^2}"), ("A", "\\boxed{E=mc^2}"), ("C", "\\boxed{p=mv}"),
         ),
         "wrong": (
-            ("D", "\\boxed{E = mc^2}"),
+            ("D", "\\boxed{E = mc^2}"), ("D", "\\boxed{E=mc^2}"),
         ),
     }),
     (["2", "3", "4", "5"], {

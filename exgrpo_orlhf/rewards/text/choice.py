@@ -14,7 +14,7 @@ from ...questions.boxes import BOX, last_box
 from ...records import Grade
 from ..answer import Answer
 from .extraction import OTHER_LANGUAGES, answer_part, last_statement
-from .latex import clean, plain_text, words
+from .latex import canonical, clean, plain_text, words
 
 _LETTERS = "ABCDEFGHIJ"
 # A label alone, whatever stands around it: C, (c), **D**.
@@ -221,6 +221,11 @@ def _label(text: str, options: Mapping[str, str]) -> str | None:
         return match[1].upper()
     if exact := [label for label, option in options.items() if option and _plain(option) == _plain(plain)]:
         return exact[0]
+    spaced = [
+        label for label, option in options.items() if option and canonical(clean(option)) == canonical(clean(text))
+    ]
+    if len(spaced) == 1:  # x = 2 is x=2
+        return spaced[0]
     match = _WITH_TEXT.fullmatch(plain)
     if match is None or (label := (match[1] or match[2]).upper()) not in options:
         return _by_text(plain, options)
