@@ -64,4 +64,5 @@ def _marks(text: str) -> set[str]:
 
 
 def _without_commas(text: str) -> str:
+    """Anywhere in a text; `text.without_thousands` takes a whole answer, of which 1,200,3 is none."""
     return re.sub(r"(?<=\d),(?=\d{3})", "", text)

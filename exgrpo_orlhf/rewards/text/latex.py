@@ -27,7 +27,7 @@ _UNICODE = str.maketrans(
 )  # fmt: skip
 _GREEK = (
     "γ gamma δ delta ε epsilon ζ zeta η eta ι iota κ kappa μ mu ν nu ξ xi ρ rho σ sigma τ tau υ upsilon φ phi χ chi "
-    "ψ psi ω omega ϕ phi ϵ epsilon ϑ theta ϱ rho ς sigma ϰ kappa ϖ pi µ mu \u2126 Omega "
+    "ψ psi ω omega ϕ phi ϵ epsilon ϑ theta ϱ rho ς sigma ϰ kappa ϖ varpi µ mu \u2126 Omega "
     "∆ Delta Γ Gamma Δ Delta Θ Theta Λ Lambda Ξ Xi Π Pi Σ Sigma Φ Phi Ψ Psi Ω Omega"
 )
 _UNICODE |= {ord(letter): rf"\{name} " for letter, name in re.findall(r"(\S) (\w+)", _GREEK)}
@@ -54,7 +54,7 @@ _NAMES = {
     r"\smallsetminus": r"\setminus", r"\bigcup": r"\cup", r"\AA": "Å", r"\angstrom": "Å", r"\ohm": r"\Omega",
 }  # fmt: skip
 _DRAWN_IN_TWO_WAYS = re.compile(
-    r"\\var(epsilon|theta|pi|rho|sigma|kappa|phi|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![A-Za-z])"
+    r"\\var(epsilon|theta|rho|sigma|kappa|phi|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![A-Za-z])"
 )
 _NOT = re.compile(r"\\not\s*(?:(=)|\\([A-Za-z]+))|\s!=\s?")
 _TURNED = r"(?:\\(?:top|intercal)(?![A-Za-z])|\\(?:mathsf|mathrm|text)\s*(?:\{\s*T\s*\}|T(?![A-Za-z])))"
