@@ -2,7 +2,7 @@
 """Grade responses against gold answers, without a model: test cases of a grader, or saved generations again.
 
     python scripts/grade.py --kind math --in cases.jsonl --out verdicts.jsonl
-    python scripts/grade.py --function style.py:brief --in cases.jsonl --out rewards.jsonl --against trl
+    python scripts/grade.py --function style.py:brief --in cases.jsonl --out rewards.jsonl
     python scripts/grade.py --rewards "{'math': 1.0, 'style.py:brief': 0.2}" --in cases.jsonl --out rewards.jsonl
 
 Rows are {"gold": …, "response": …}; kinds that need them also read "prompt", "options" (kind choice) and "tests" (kind
@@ -11,11 +11,9 @@ that are written, as columns ("data_source" as verl's source), and rows with the
 another, as the responses to one question. Writes one row for each row read, in order, with all its keys and "verdict"
 (correct, wrong, no_answer, timeout, error) and "extracted"; of a function and of several rewards also "reward",
 "reason" (why there is none, or what could not be logged), "rewards" (each of several) and "logs", and prints a summary.
---against calls the function by that tool's own code too and lists what differs. A second run continues where the first
-one stopped; it refuses to if the rows, the settings (kept in OUT.settings.json) or a function's file have changed, and
-it never writes to a file that is not its own.
-Exit status: 0 when all rows are graded (whatever the verdicts), 1 where --against finds a difference, 2 for files,
-settings or tools that cannot be used.
+A second run continues where the first one stopped; it refuses to if the rows, the settings (kept in OUT.settings.json)
+or a function's file have changed, and it never writes to a file that is not its own.
+Exit status: 0 when all rows are graded (whatever the verdicts), 2 for files or settings that cannot be used.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import math
 import sys
 import time
 from collections import Counter
@@ -68,12 +65,6 @@ def main() -> int:
         Prompts(thought_tags=tuple(settings.get("thought_tags", ())))  # raises ValueError
         verifier = Verifier(**own, workers=arguments.workers, max_failed_share=1.0)
         settings[CODE] = {name: sha256(file) for name, file in verifier.files.items() if file.is_file()}
-        if arguments.against is not None:
-            from exgrpo_orlhf.rewards.other_tools import check_installed
-
-            if verifier.function is None:
-                raise BadFile("--against compares one function: give --function")
-            check_installed(arguments.against)
         check(arguments.rows, arguments.out)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -85,7 +76,7 @@ def main() -> int:
         print(f"{arguments.out}: {counts.total()} rows", *verdicts, sep=", ")
         if "function" in settings or "rewards" in settings:
             summarise(arguments.out)
-        return compare(verifier, arguments.against, arguments.out) if arguments.against else 0
+        return 0
     except (ValueError, SyntaxError, OSError) as error:  # BadFile and GradingError among them
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -108,32 +99,6 @@ def summarise(out: Path) -> None:
         print(f"{name}: {span}of {len(values)} rows")
     if missing:
         print(f"{len(missing)} rows without a reward (abstained or failed), the first {missing[0]}")
-
-
-def compare(verifier: Any, tool: str, out: Path) -> int:
-    """Print the rows to which the tool's own call gives another number. Returns 1 if there are any, else 0."""
-    from exgrpo_orlhf.rewards import Written
-    from exgrpo_orlhf.rewards.other_tools import rewards_of
-
-    batches = [*_batches(read(out), grouped=True)]
-    answers = [
-        [[verifier.as_answer(_question(row), Written(row["response"])) for row in rows] for rows in batch]
-        for batch in batches
-    ]
-    theirs = rewards_of(tool, verifier.function, answers, verifier.gets)
-    rows = chain.from_iterable(chain.from_iterable(batches))
-    differing = 0
-    for number, (row, (reward, reason)) in enumerate(zip(rows, theirs, strict=True), 1):
-        own = row.get("reward")
-        if own != reward and (own is None or reward is None or not math.isclose(own, reward, rel_tol=1e-6)):
-            differing += 1
-            print(f"row {number}: {tool} {_said(reward, reason)}, here {_said(own, row.get('reason'))}")
-    print(f"{tool}: {differing} rows differ")
-    return int(differing > 0)
-
-
-def _said(reward: float | None, reason: str | None) -> str:
-    return f"none ({reason})" if reward is None else f"{reward:g}"
 
 
 def check(source: Path, out: Path) -> None:
@@ -318,9 +283,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rewards", help="several, with weights: as Verifier.rewards")
     parser.add_argument("--success-by", help="which of several decides on success (default: the first)")
     parser.add_argument("--success-at", type=float, help="least reward of a success (default 1)")
-    parser.add_argument(
-        "--against", choices=["trl", "openrlhf", "verl"], help="call the function by this tool's code too"
-    )
     parser.add_argument(
         "--thought-tags", nargs=2, metavar=("OPEN", "CLOSE"), help="of the responses, as Prompts.thought_tags"
     )

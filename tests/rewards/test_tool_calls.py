@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from other_tools import NotInstalled, check_installed, rewards_of
 from run_builders import byte_tokenizer
 
 from exgrpo_orlhf.environments.playing import written_to
@@ -25,7 +26,6 @@ from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Grade, Message, Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import Verifier, Written, kinds
 from exgrpo_orlhf.rewards.answer import Answer, single
-from exgrpo_orlhf.rewards.other_tools import NotInstalled, check_installed, rewards_of
 from exgrpo_orlhf.rewards.pool import Pool
 from exgrpo_orlhf.workers.fork_server import close_workers
 

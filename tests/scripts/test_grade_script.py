@@ -320,39 +320,6 @@ def test_of_several_rewards_each_is_written_and_summed_up(tmp_path, run_script):
         assert done.stderr.startswith("error: --rewards: ")
 
 
-def test_against_another_tool_rows_whose_numbers_differ_are_listed(tmp_path, run_script):
-    """OpenRLHF reads a dict."""
-    if not installed("openrlhf"):
-        pytest.skip("openrlhf is not installed: make openrlhf-cpu")
-    (tmp_path / "style.py").write_text(STYLE)
-    source, out = write(tmp_path / "in.jsonl", asked()[:2]), tmp_path / "out.jsonl"
-    words = ("--function", f"{tmp_path}/style.py", "--in", source, "--out", out, "--against", "openrlhf")
-    done = run_script("grade.py", *words)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[2:] == [
-        "row 1: openrlhf none (style.py: AttributeError: 'list' object has no attribute 'get'), here 1",
-        "row 2: openrlhf none (style.py: AttributeError: 'list' object has no attribute 'get'), here 1",
-        "openrlhf: 2 rows differ",
-    ]
-
-
-def test_a_tool_that_is_not_installed_is_named_before_anything_is_graded(style, monkeypatch):
-    monkeypatch.setattr("exgrpo_orlhf.rewards.other_tools.find_spec", lambda name: None)
-    for tool in ("openrlhf", "trl", "verl"):
-        style(asked(), "size", "--against", tool, refused=f"{tool} is not installed: pip install {tool}==")
-
-
-def installed(tool: str) -> bool:
-    """find_spec alone would find the folder of tests of that name."""
-    from exgrpo_orlhf.rewards.other_tools import NotInstalled, check_installed
-
-    try:
-        check_installed(tool)
-    except NotInstalled:
-        return False
-    return True
-
-
 PAGE = (ROOT / "docs" / "reward_functions.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## Try a reward before a run\n")[1].split("\n#")[0]
 LINES, COMMANDS, PRINTED = re.findall(r"^```\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
@@ -368,13 +335,9 @@ def test_the_examples_of_the_documentation_do_what_it_says(tmp_path, run_script,
     (tmp_path / "responses.jsonl").write_text(LINES)
     monkeypatch.chdir(tmp_path)
     script, *words = shlex.split(command.removeprefix("python scripts/"))
-    tool = words[-1]
+    tool = words[-1].removesuffix(".jsonl")
     done = run_script(script, *words)
-    if not installed(tool):
-        assert (done.returncode, f"{tool} is not installed" in done.stderr) == (2, True)
-        words = words[:-2]
-        done = run_script(script, *words)
     assert done.returncode == 0, done.stderr
     assert [row["reward"] for row in rows(tmp_path / f"{tool}.jsonl")] == REWARDS[tool]
     if tool == "trl":
-        assert PRINTED.startswith(done.stdout)
+        assert done.stdout == PRINTED

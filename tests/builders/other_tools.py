@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-from ..records import EXTRA_INFO
-from ..workers.user_file import load_file, placed
-from .answer import Answer, openrlhf_lists, single
-from .sandbox.function import NAME, named
+from exgrpo_orlhf.records import EXTRA_INFO
+from exgrpo_orlhf.rewards.answer import Answer, openrlhf_lists, single
+from exgrpo_orlhf.rewards.sandbox.function import NAME, named
+from exgrpo_orlhf.workers.user_file import load_file, placed
 
 Rewards = list[tuple[float | None, str | None]]  # of each response, and why there is none
 _PACKAGES = {"trl": "trl==1.16.0", "openrlhf": "openrlhf==0.11.2", "verl": "verl==0.9.1"}
