@@ -17,6 +17,7 @@ questions, a reward function, a folder, or a checkpoint to resume from, that can
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from exgrpo_orlhf.records import Question
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_LONGEST = 180  # bytes of a run's name; what is longer ends in a hash
 _HIGH_RATE = 0.1  # weights of trained models are mostly smaller
 
 
@@ -348,7 +350,11 @@ def _name(arguments: argparse.Namespace, seed: int, may_change: Callable[[str], 
         name, _, value = binding.partition("=")
         if name.strip() not in hidden and not may_change(name.strip()):
             parts.append("".join(c if c.isalnum() or c in "._-" else "_" for c in f"{name.strip()}_{value.strip()}"))
-    return "-".join([*parts, f"seed{seed}"])
+    name = "-".join([*parts, f"seed{seed}"])
+    if len(name.encode()) <= _LONGEST:
+        return name
+    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{name.encode()[:_LONGEST].decode(errors='ignore')}-{digest}"
 
 
 def _tag(text: str) -> tuple[str, str]:

@@ -219,10 +219,11 @@ def test_an_experiment_can_be_run_twice(warm_model, tmp_path):
         (["--set", "ReplayMixer.rho=0.25"], ["--set", "ReplayMixer.rho = 0.25"], True),
         (["--set", "ReplayMixer.rho=0.25"], [], False),
         (["--seed", "1"], [], False),
+        (["--set", f"QuestionFile.path='{'ä/' * 200}a'"], ["--set", f"QuestionFile.path='{'ä/' * 200}b'"], False),
     ],
 )
 def test_a_runs_name_says_which_experiment_it_is(one, other, same, monkeypatch):
-    """Also a longer one: that is the same run, continued."""
+    """Also a longer one: that is the same run, continued. A file system takes 255 bytes."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import train as script
 
@@ -231,6 +232,7 @@ def test_a_runs_name_says_which_experiment_it_is(one, other, same, monkeypatch):
         arguments = script._parser().parse_args(["--gin", "toy.gin", *more])
         names.append(script._name(arguments, arguments.seed or 0, config.may_change, []))
     assert (names[0] == names[1]) == same
+    assert max(len(name.encode()) for name in names) < 200
 
 
 @pytest.mark.parametrize(("tag", "text"), [("pass@1=3", "write 'pass_at_1'"), ("note", "'note' is not NAME=VALUE")])

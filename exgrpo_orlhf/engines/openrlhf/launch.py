@@ -111,13 +111,13 @@ def prepare(settings: OpenRLHF) -> None:
     """
     if wrong := wrong_python(sys.version_info[:2]):
         raise LaunchError(wrong)
+    stack.refuse_wrong_versions()
     for package in ("openrlhf", "vllm", "deepspeed", "ray"):
         if importlib.util.find_spec(package) is None:
             raise LaunchError(
                 f"train.engine = 'openrlhf' needs the package {package}, which is not installed: "
                 "pip install -e '.[openrlhf]' on a machine with CUDA, make openrlhf-cpu for the CPU test layout"
             )
-    stack.refuse_wrong_versions()
     if settings.cpu_bench:
         os.environ.update(cpu.environment())
         cpu.install()
