@@ -398,7 +398,7 @@ def test_a_wrong_binding_is_refused_by_its_name_and_in_a_file_with_its_line(bind
     [
         ("Prompts.template", "chat"),
         ("Work.experience", "runs/a-1/checkpoint-2"),
-        ("Work.experience", "/tmp/it's=mine.jsonl"),
+        ("Work.experience", "~/it's=mine.jsonl"),
         ("Work.experience", "~/experts.jsonl"),
         ("Tracking.experiment", "my runs"),
     ],
