@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kills import first_difference
@@ -108,8 +110,13 @@ def python(
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    """A port on which nothing listens. It is below those that the system and Ray hand out (from 32768, and 10002 to
+    19999): another program that asks for any port does not get it before the caller has taken it, or between a
+    server's stop and its restart."""
+    for port in random.SystemRandom().sample(range(20000, 32000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("a hundred ports between 20000 and 32000 are taken")
 
 
 def set_words(bindings: Sequence[str]) -> list[str]:
