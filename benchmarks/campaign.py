@@ -57,7 +57,7 @@ from tokenizer_damage import tokenizer_trials
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
-from exgrpo_orlhf.paths import PROJECT
+from exgrpo_orlhf.io.paths import PROJECT
 from exgrpo_orlhf.show.tables import aligned
 from exgrpo_orlhf.training.run import train
 

@@ -15,10 +15,10 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file, save_file
 
-from exgrpo_orlhf import cache, checkpoints
-from exgrpo_orlhf.checkpoints import manifest
-from exgrpo_orlhf.models.pretrained import PretrainedModel
-from exgrpo_orlhf.models.tiny_models import ChainModel
+from exgrpo_orlhf import checkpoints
+from exgrpo_orlhf.checkpoints import cache, manifest
+from exgrpo_orlhf.engines.pretrained import PretrainedModel
+from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 Outcome = Literal["silent", "lost"]
 Problem = tuple[Outcome, str]  # and what the run has printed

@@ -29,7 +29,7 @@ from exgrpo_orlhf.objective import products
 from exgrpo_orlhf.sampling import batch, generation
 from exgrpo_orlhf.sampling.request import Request
 from exgrpo_orlhf.sampling.shared_prompt import SharedPromptCache
-from exgrpo_orlhf.tasks.word_problems import WordProblems
+from exgrpo_orlhf.testbed.word_problems import WordProblems
 
 SMOLLM2: dict[str, Any] = {
     "vocab_size": 49_152,

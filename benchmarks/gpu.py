@@ -47,15 +47,15 @@ from gpu_work import FULL, PROMPT, SMALL, Figures, Timed, Work, against, timed
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from exgrpo_orlhf.doctor.finding import PACKAGES
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.openrlhf.stack import version
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
-from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.objective.token_stats import token_stats
 from exgrpo_orlhf.records import MixedBatch, Row
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.tasks.modular_chains import ModularChains
+from exgrpo_orlhf.selftest.finding import PACKAGES
+from exgrpo_orlhf.testbed.modular_chains import ModularChains
+from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 # Dense bfloat16, TFLOP/s, NVIDIA's data sheets; the first name that is part of the GPU's.
 PEAKS = {"A100": 312, "H100 PCIe": 756, "H100": 989, "H200": 989, "L40S": 362, "RTX 4090": 165}

@@ -14,11 +14,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.rows import ForwardRow
-from exgrpo_orlhf.models.tiny_models import ChainModel
+from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import Prompts
-from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+from exgrpo_orlhf.records import MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
+from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 Figures = dict[str, float]
 PROMPT = 32  # tokens at most, of a prompt

@@ -24,9 +24,9 @@ import time
 
 from command_line import DATA, finish, make_parser
 
+from exgrpo_orlhf.grader.math import gold_texts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.rewards.text.math import gold_texts
 from exgrpo_orlhf.workers.fork_server import close_workers
 
 SPEED_GOAL, HARM_LIMIT = 1.8, 0.10

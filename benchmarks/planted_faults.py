@@ -32,10 +32,10 @@ ENVIRONMENT = dict(os.environ)  # before any library changes it
 if torch.version.cuda is None:  # an actor without a GPU sees no CUDA in a build for CUDA either
     cpu.install()
 
-from exgrpo_orlhf.doctor import actors, cluster, parity  # noqa: E402  (after install)
-from exgrpo_orlhf.doctor.examination import examine  # noqa: E402
-from exgrpo_orlhf.doctor.finding import Finding  # noqa: E402
 from exgrpo_orlhf.engines.openrlhf import trainer  # noqa: E402
+from exgrpo_orlhf.selftest import actors, cluster, parity  # noqa: E402  (after install)
+from exgrpo_orlhf.selftest.examination import examine  # noqa: E402
+from exgrpo_orlhf.selftest.finding import Finding  # noqa: E402
 
 MARGIN = 2.0  # how many times its check's limit a fault must deviate by
 UNSYNCED = "weights not synced"

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 from command_line import finish, make_parser
 
+from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.questions.fresh import FreshQuestions
-from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.records import Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
     QuestionSampler,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from exgrpo_orlhf.environments.chain_calculator import Calculator
+from exgrpo_orlhf.testbed.chain_calculator import Calculator
 
 
 class SlippingCalculator(Calculator):

@@ -34,9 +34,9 @@ import numpy as np
 from command_line import DATA, TINY, finish, make_parser
 
 from exgrpo_orlhf import checkpoints, config
+from exgrpo_orlhf.engines.pretrained import PretrainedModel
 from exgrpo_orlhf.experiment import Experiment
-from exgrpo_orlhf.files import write
-from exgrpo_orlhf.models.pretrained import PretrainedModel
+from exgrpo_orlhf.io.files import write
 from exgrpo_orlhf.show.seeds import mean
 from exgrpo_orlhf.show.tables import NONE, csv_text, markdown_table, percent, plus_minus
 from exgrpo_orlhf.study.comparison import compare

@@ -13,7 +13,7 @@ from damage import Problem, Trial
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from exgrpo_orlhf import tokenizer_file
+from exgrpo_orlhf.io import tokenizer_file
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_end|>")
 PIECES = (*"abcXYZßÀ 0123456789\n\t.,+=()é汉ﬁ½▁'", "  ", "is", "e\u0301", "\u00a0", "CamelCase", "<think>", *SPECIAL)

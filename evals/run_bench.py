@@ -28,10 +28,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.paths import PROJECT, WORKPLACE
-from exgrpo_orlhf.redaction import without_password
-from exgrpo_orlhf.terminal import positive
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.paths import PROJECT, WORKPLACE
+from exgrpo_orlhf.io.redaction import without_password
+from exgrpo_orlhf.io.terminal import positive
 
 
 def main() -> int:
@@ -73,9 +73,9 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     from exgrpo_orlhf.evaluation import evaluated_model, sets
     from exgrpo_orlhf.evaluation.bench_run import EvaluationPlan, evaluate
     from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, override
-    from exgrpo_orlhf.evaluation.provenance import provenance
     from exgrpo_orlhf.evaluation.results_folder import progress
-    from exgrpo_orlhf.stopping import StopRequest
+    from exgrpo_orlhf.io.provenance import provenance
+    from exgrpo_orlhf.io.stopping import StopRequest
 
     transformers.utils.logging.disable_progress_bar()
     definitions = Definitions((DEFINITIONS, *arguments.definitions))
@@ -184,8 +184,8 @@ def _settle_engine(arguments: argparse.Namespace) -> None:
 
 def _require_model(name: str) -> None:
     """Refuse a model that is not there before the imports that take seconds."""
-    from exgrpo_orlhf import weights
-    from exgrpo_orlhf.models import pretrained
+    from exgrpo_orlhf.engines import pretrained
+    from exgrpo_orlhf.io import weights
 
     if name not in pretrained.SHIPPED and not pretrained.find_gguf(name):
         try:

@@ -6,7 +6,7 @@ import runpy
 import sys
 from functools import partial
 
-from .paths import PROJECT
+from .io.paths import PROJECT
 
 SCRIPTS = {
     "train": "scripts/train.py",

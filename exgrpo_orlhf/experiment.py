@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+from .checks import require
 from .environments.environment import Environment
-from .files import sha256
+from .io.files import sha256
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .questions.fresh import FreshSampler
 from .questions.prompts import Prompts
@@ -20,7 +21,7 @@ from .records import Question
 from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector
 from .replay.dynamic_sampling import DynamicSampling
 from .rewards import Verifier
-from .settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, require
+from .settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings
 
 
 class QuestionSource(Protocol):

@@ -14,11 +14,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .grader.grade import Grade, Message
 from .rounding import are_equal
 
 Finish = Literal["stop", "length"]
-Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
-Message = tuple[str, str]  # (role, content)
 Actions = npt.NDArray[np.bool_]
 EXTRA_INFO = "_extra_info"  # in a question's meta: verl's column of this name, where no binding asks for it
 
@@ -53,38 +52,6 @@ class Question:
         identity = [source, prompt, json.dumps(answer) if isinstance(answer, tuple) else answer]
         digest = hashlib.blake2b(json.dumps(identity, separators=(",", ":")).encode(), digest_size=16).hexdigest()
         return cls(digest, prompt, answer, source, dict(meta or {}))
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """What a verifier said of one response.
-
-    reward: None where it could not be graded (timeout, error); never confused with a wrong answer's 0
-    sound: whether the reasoning holds, where a checker of reasoning exists (a correct answer with `sound=False` is a
-        lucky guess); None where nothing checks it
-    extracted: what was taken for the answer (its first 200 characters); None where the verifier does not say
-    logs: names and numbers that a function or a server gave besides (OpenRLHF's extra_logs)
-    parts: by name, the rewards of which this one is the weighted sum (Verifier.rewards) and that did not abstain
-    reason: why it could not be graded, or why some of its logs are left out
-    abstains: whether a function gave no reward on purpose
-    """
-
-    verdict: Verdict
-    reward: float | None
-    sound: bool | None = None
-    extracted: str | None = None
-    logs: tuple[tuple[str, float], ...] = ()
-    parts: tuple[tuple[str, float], ...] = ()
-    reason: str | None = field(default=None, compare=False)
-    abstains: bool = field(default=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if (self.reward is None) != (self.verdict in ("timeout", "error")):
-            raise ValueError(f"a {self.verdict} response {'needs a' if self.reward is None else 'has no'} reward")
-
-    @property
-    def correct(self) -> bool:
-        return self.verdict == "correct"
 
 
 @dataclass(frozen=True, slots=True)

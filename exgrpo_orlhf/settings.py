@@ -1,72 +1,27 @@
 """The settings of a run: frozen, picklable, checked on construction.
 
-What a single value may be stands in the annotation of its field, and `check_settings` says what is wrong with one that
-is not allowed: when its object is made, and before that where a gin file binds it. MAY_CHANGE names those that may
+What a single value may be stands in the annotation of its field (checks.py). MAY_CHANGE names those that may
 differ when a run is continued: its length, what is kept of it, where things lie.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from .annotations import annotations_of, refusal
-
-
-class ConfigError(ValueError):
-    """A gin file or binding that cannot be used: says which, where, and what is allowed."""
-
-
-def require(condition: bool, message: str) -> None:
-    """Raises ValueError(message). The message begins with the gin name of the setting."""
-    if not condition:
-        raise ValueError(message)
-
-
-class Constraint(NamedTuple):
-    """Which values of its type a setting takes, and how a message says it: `rho: Annotated[float, Constraint(…)]`."""
-
-    says: str
-    holds: Callable[[Any], bool]
-
-
-def at_least(low: int) -> Constraint:
-    return Constraint(f"must be at least {low}", lambda value: value >= low)
-
-
-def reference(method: str, example: str) -> Constraint:
-    """Of a setting that takes an object with this method, in a gin file a reference."""
-    return Constraint(
-        f"must be a reference such as {example} (with its parentheses)",
-        lambda value: not isinstance(value, type) and callable(getattr(value, method, None)),
-    )
-
-
-Count = Annotated[int, at_least(1)]
-Natural = Annotated[int, at_least(0)]
-NotNegative = Annotated[float, Constraint("must be at least 0 and finite", lambda value: 0 <= value < math.inf)]
-Finite = Annotated[float, Constraint("must be a finite number", math.isfinite)]
-Positive = Annotated[float, Constraint("must be positive and finite", lambda value: 0 < value < math.inf)]
-Share = Annotated[float, Constraint("must lie in [0, 1]", lambda value: 0 <= value <= 1)]
-ShareBelowOne = Annotated[float, Constraint("must lie in [0, 1)", lambda value: 0 <= value < 1)]
-PositiveShare = Annotated[float, Constraint("must lie in (0, 1]", lambda value: 0 < value <= 1)]
-
-
-def check_settings(owner: type, values: Mapping[str, Any], prefix: str | None = None) -> None:
-    """Compare arguments of a class with their annotations: types, `Literal`, and `Constraint` in `Annotated`.
-
-    The length of a tuple and what a mapping holds are left to the class, and so is a `Literal` beside a type.
-    values: by parameter; those of no parameter are skipped. prefix: of a parameter in the message, if it is not the
-        class's name and a dot
-    Raises ValueError that names the setting, what it takes, and its value.
-    """
-    for parameter, hint in annotations_of(owner).items():
-        if parameter in values and (takes := refusal(values[parameter], hint)):
-            raise ValueError(f"{prefix or f'{owner.__name__}.'}{parameter} {takes} got {values[parameter]!r:.200}")
-
+from .checks import (
+    Constraint,
+    Count,
+    Natural,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    check_settings,
+    reference,
+    require,
+)
 
 _BETAS = Constraint(
     "must be two numbers in [0, 1)", lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas)

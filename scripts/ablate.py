@@ -24,10 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.paths import PROJECT, WORKPLACE
-from exgrpo_orlhf.redaction import without_password
-from exgrpo_orlhf.terminal import positive
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.paths import PROJECT, WORKPLACE
+from exgrpo_orlhf.io.redaction import without_password
+from exgrpo_orlhf.io.terminal import positive
 
 if TYPE_CHECKING:
     from exgrpo_orlhf.settings import Tracking
@@ -93,8 +93,8 @@ def _check_seed(files: set[str], included_by: str | None = None) -> None:
 def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out: Path, baseline: str | None) -> int:
     import torch
 
-    from exgrpo_orlhf.progress import duration
-    from exgrpo_orlhf.stopping import described
+    from exgrpo_orlhf.io.progress import duration
+    from exgrpo_orlhf.io.stopping import described
     from exgrpo_orlhf.study.runner import Runner
     from exgrpo_orlhf.study.runs import RunProgress, seconds_left, table
     from exgrpo_orlhf.tracking.client import address, mark_killed

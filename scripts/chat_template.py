@@ -19,8 +19,8 @@ import json
 import sys
 from pathlib import Path
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import write
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.files import write
 
 
 def main() -> int:

@@ -16,9 +16,9 @@ import argparse
 import os
 import sys
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import write
-from exgrpo_orlhf.paths import WORKPLACE
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.files import write
+from exgrpo_orlhf.io.paths import WORKPLACE
 
 DYNAMICS = (  # of the paper's Figs. 4 to 8: reward, length, entropy, buffered, retired, replayed
     *("reward/pass_at_1", "rollout/response_tokens", "policy/entropy_fresh"),

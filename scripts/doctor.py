@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.paths import WORKPLACE
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.paths import WORKPLACE
 
 ENVIRONMENT = dict(os.environ)  # before any library changes it
 
@@ -46,10 +46,10 @@ def main() -> int:
 
     import transformers
 
-    from exgrpo_orlhf.doctor.finding import Finding
+    from exgrpo_orlhf.selftest.finding import Finding
 
     try:
-        from exgrpo_orlhf.doctor.examination import CHECKS, examine
+        from exgrpo_orlhf.selftest.examination import CHECKS, examine
     except ModuleNotFoundError as error:
         print(f"error: {error}; the doctor examines OpenRLHF's layouts: pip install -e '.[openrlhf]'", file=sys.stderr)
         return 2

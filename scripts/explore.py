@@ -16,9 +16,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import write
-from exgrpo_orlhf.paths import WORKPLACE
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.files import write
+from exgrpo_orlhf.io.paths import WORKPLACE
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     arguments = parser.parse_args()
     terminal.messages()
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.explore.run_page import explore
+    from exgrpo_orlhf.study.run_page import explore
     from exgrpo_orlhf.tracking.client import mark_killed
 
     try:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from exgrpo_orlhf import terminal
+from exgrpo_orlhf.io import terminal
 
 
 def main() -> int:

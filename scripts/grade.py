@@ -29,7 +29,7 @@ from itertools import accumulate, chain, groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from exgrpo_orlhf import terminal
+from exgrpo_orlhf.io import terminal
 
 ADDED = ("verdict", "extracted", "reward", "reason", "rewards", "logs")
 SETTINGS = (  # verdicts depend on these
@@ -45,7 +45,7 @@ class BadFile(ValueError):
 
 def main() -> int:
     arguments = _parser().parse_args()
-    from exgrpo_orlhf.files import locked, sha256
+    from exgrpo_orlhf.io.files import locked, sha256
     from exgrpo_orlhf.questions.prompts import Prompts
     from exgrpo_orlhf.rewards import Verifier
     from exgrpo_orlhf.workers.fork_server import close_workers
@@ -235,7 +235,7 @@ def _keep(settings: dict[str, Any], kept: Path, out: Path, rows: int) -> None:
         raise BadFile(f"{out}: graded so far with {', '.join(other)}; give the same, or another --out")
     if changed := [name for name, digest in old_code.items() if rows and code.get(name) != digest]:
         raise BadFile(f"{out}: graded before the file of {', '.join(changed)} was changed; remove it to begin again")
-    from exgrpo_orlhf.files import write_json
+    from exgrpo_orlhf.io.files import write_json
 
     write_json(kept, {**settings, CODE: code} if code else settings, indent=None)
 
@@ -261,7 +261,7 @@ def _question(row: dict[str, Any], group: int = 0) -> Any:
 
 def _written(question: Any, response: str, tags: Any) -> Any:
     """tags: as Prompts.thought_tags"""
-    from exgrpo_orlhf.questions.thoughts import opens_thought
+    from exgrpo_orlhf.grader.thoughts import opens_thought
     from exgrpo_orlhf.rewards import Written
 
     text, turns = (question.prompt, ()) if isinstance(question.prompt, str) else ("", question.prompt)

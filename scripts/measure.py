@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import write
-from exgrpo_orlhf.terminal import positive
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.files import write
+from exgrpo_orlhf.io.terminal import positive
 
 if TYPE_CHECKING:
     from exgrpo_orlhf.experiment import Experiment
@@ -52,7 +52,7 @@ def main() -> int:
 
 def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.explore import measures
+    from exgrpo_orlhf.study import measures
 
     if arguments.what == "cost":
         return measures.cost({str(run): run for run in arguments.run})

@@ -32,9 +32,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import locked, sha256, write, write_json
-from exgrpo_orlhf.paths import PROJECT, WORKPLACE
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.files import locked, sha256, write, write_json
+from exgrpo_orlhf.io.paths import PROJECT, WORKPLACE
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.overlap import PromptColumn, check_written, compare, write_rows
 from exgrpo_orlhf.questions.prepare import prepare, read_manifest

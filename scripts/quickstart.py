@@ -19,9 +19,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.files import write
-from exgrpo_orlhf.paths import PROJECT, WORKPLACE
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.files import write
+from exgrpo_orlhf.io.paths import PROJECT, WORKPLACE
 
 RUNS = {"ExGRPO": ["quickstart.gin"], "on-policy": ["quickstart.gin", "baselines/on_policy.gin"]}
 RARE = {
@@ -50,7 +50,7 @@ def main() -> int:
     import transformers
 
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.redaction import without_password
+    from exgrpo_orlhf.io.redaction import without_password
     from exgrpo_orlhf.study import comparison_charts, comparison_tables
     from exgrpo_orlhf.study.comparison import compare
     from exgrpo_orlhf.study.curve import logged_curve

@@ -29,10 +29,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exgrpo_orlhf import terminal
-from exgrpo_orlhf.metric_names import check_name
-from exgrpo_orlhf.paths import WORKPLACE
-from exgrpo_orlhf.redaction import REDACTED, without_password
+from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.metric_names import check_name
+from exgrpo_orlhf.io.paths import WORKPLACE
+from exgrpo_orlhf.io.redaction import REDACTED, without_password
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -59,7 +59,7 @@ def main() -> int:
     )
     from exgrpo_orlhf.config import gin_files
     from exgrpo_orlhf.engines.openrlhf.stack import refuse_wrong_versions
-    from exgrpo_orlhf.evaluation.provenance import git_commit
+    from exgrpo_orlhf.io.provenance import git_commit
     from exgrpo_orlhf.rewards import GradingError, NoGrader
     from exgrpo_orlhf.sampling import EngineLost
     from exgrpo_orlhf.tracking.client import own_tags
@@ -113,7 +113,7 @@ def main() -> int:
         if arguments.smoke:
             refuse_earlier(run, resume)  # before the imports that take seconds
             refuse_other(run)
-            from exgrpo_orlhf.training.smoke import smoke
+            from exgrpo_orlhf.preflight.smoke import smoke
 
             for line in smoke(experiment, run, uri):
                 print(line, flush=True)
@@ -141,17 +141,17 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
     from huggingface_hub import try_to_load_from_cache
     from transformers import AutoConfig
 
-    from exgrpo_orlhf import tokenizer_file, weights
     from exgrpo_orlhf.checkpoints import RunFolderError, refuse_earlier
     from exgrpo_orlhf.engines.local import placement
     from exgrpo_orlhf.engines.lora import is_adapter
     from exgrpo_orlhf.engines.model import too_few_positions
     from exgrpo_orlhf.engines.openrlhf import estimates, flags, stack
-    from exgrpo_orlhf.models.pretrained import PretrainedModel, find_gguf, published_config
-    from exgrpo_orlhf.models.supervised_start import SupervisedModel
-    from exgrpo_orlhf.models.tiny_models import WarmedUpModel
+    from exgrpo_orlhf.engines.pretrained import PretrainedModel, find_gguf, published_config
+    from exgrpo_orlhf.io import tokenizer_file, weights
     from exgrpo_orlhf.questions.prompts import PromptEncoder
+    from exgrpo_orlhf.testbed.tiny_models import WarmedUpModel
     from exgrpo_orlhf.training.load_questions import load_questions
+    from exgrpo_orlhf.training.supervised_start import SupervisedModel
 
     s, mixer, longest = experiment.settings, experiment.mixer, estimates.longest_sequence(experiment)
     problems: list[str] = []
@@ -242,7 +242,7 @@ def _dry_run(experiment: Experiment, run: Path) -> int:
 
 def _hides_its_options(question: Question) -> bool:
     """Whether a question has options for the verifier, and its prompt has the text of none of them."""
-    from exgrpo_orlhf.rewards.text.choice import options_of
+    from exgrpo_orlhf.grader.choice import options_of
 
     prompt = question.prompt if isinstance(question.prompt, str) else "\n".join(text for _, text in question.prompt)
     texts = options_of(question.meta.get("options")).values()
@@ -253,9 +253,9 @@ def _hides_its_options(question: Question) -> bool:
 def _print_needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> None:
     from exgrpo_orlhf.engines.openrlhf import estimates
     from exgrpo_orlhf.engines.openrlhf.worker_environment import ray_address
-    from exgrpo_orlhf.lazy import torch
-    from exgrpo_orlhf.progress import duration
-    from exgrpo_orlhf.training.smoke import buffer_bytes, disk_text, size
+    from exgrpo_orlhf.io.lazy import torch
+    from exgrpo_orlhf.io.progress import duration
+    from exgrpo_orlhf.preflight.smoke import buffer_bytes, disk_text, size
 
     buffer = buffer_bytes(experiment, 0.5, min(estimates.RESPONSE, experiment.sampling.max_response_tokens))
     beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"

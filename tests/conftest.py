@@ -20,7 +20,7 @@ import transformers
 from run_builders import DATA, ROOT, THINKING, byte_tokenizer
 
 from exgrpo_orlhf.checkpoints import manifest
-from exgrpo_orlhf.rewards.sandbox import sandbox
+from exgrpo_orlhf.sandbox import sandbox
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -123,7 +123,7 @@ def _no_pictures() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _one_session() -> Iterator[None]:
     """Two processes of git and ten versions of libraries are 0.06 s of each small run. In this process they stay."""
-    from exgrpo_orlhf.evaluation import provenance
+    from exgrpo_orlhf.io import provenance
 
     commit, versions = provenance.git_commit(), provenance.versions()
     with (
@@ -144,7 +144,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def warm_model(tmp_path_factory) -> Path:
     """A chain model after a very short warm-up on 2 and 3 operands: it answers, and is right now and then."""
-    from exgrpo_orlhf.models.tiny_models import ChainModel
+    from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
     cache = tmp_path_factory.mktemp("models")
     return _open(ChainModel(operands=(2, 3), steps=150, width=32, layers=2, cache=str(cache)).prepare())
@@ -153,7 +153,7 @@ def warm_model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def raw_model(tmp_path_factory) -> Path:
     """A chain model that has seen next to nothing."""
-    from exgrpo_orlhf.models.tiny_models import ChainModel
+    from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
     cache = tmp_path_factory.mktemp("models")
     return _open(ChainModel(operands=(2, 3), steps=1, width=32, layers=2, cache=str(cache)).prepare())

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from replay_builders import QUESTIONS, assemble, group, rollout, trajectory
 
+from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
+from exgrpo_orlhf.records import MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.replay import DifficultyBuckets, Plan, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.dynamic_sampling import SelectedBatch
 from exgrpo_orlhf.training.batch_metrics import of_batch

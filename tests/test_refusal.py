@@ -61,7 +61,7 @@ def test_what_libraries_say_when_they_are_imported_is_not_on_the_terminal():
     """pynvml's deprecation and DeepSpeed's choice of a CPU, where they are installed."""
     program = """
 from importlib.util import find_spec
-from exgrpo_orlhf import terminal
+from exgrpo_orlhf.io import terminal
 terminal.messages()
 for name in ("torch", "transformers", "deepspeed"):
     if find_spec(name):
@@ -82,7 +82,7 @@ def test_a_script_of_another_checkout_than_the_package_says_so(tmp_path):
     script = tmp_path / "scripts" / "mine.py"
     for folder in (script.parent, tmp_path / "exgrpo_orlhf"):
         folder.mkdir()
-    script.write_text("from exgrpo_orlhf import terminal\nterminal.messages()\n")
+    script.write_text("from exgrpo_orlhf.io import terminal\nterminal.messages()\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
     assert f"{script} imports {ROOT / 'exgrpo_orlhf'}, not the package of its own checkout" in done.stderr

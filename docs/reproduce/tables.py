@@ -23,7 +23,7 @@ sys.path.append(str(HERE.parent / "study"))
 from combined import curves_of, rows_of  # noqa: E402  (the study's, in its folder)
 
 from exgrpo_orlhf import config  # noqa: E402
-from exgrpo_orlhf.files import write  # noqa: E402
+from exgrpo_orlhf.io.files import write  # noqa: E402
 from exgrpo_orlhf.show.tables import csv_text  # noqa: E402
 from exgrpo_orlhf.study import comparison_charts  # noqa: E402
 from exgrpo_orlhf.study.comparison import compare  # noqa: E402

@@ -30,7 +30,7 @@ import pays
 import quarters
 from document import Document, DocumentError
 
-from exgrpo_orlhf.files import write
+from exgrpo_orlhf.io.files import write
 from exgrpo_orlhf.show.tables import csv_text
 
 FIGURES = Path(__file__).resolve().parent
@@ -134,8 +134,8 @@ def _run(part: str, jobs: int | None) -> int:
 def _experience(jobs: int | None) -> int:
     """Make what RLEP and LUFFY start from: the buffer of a finished run, and a correct solution of every question."""
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.initial_buffer import write_experts
-    from exgrpo_orlhf.tasks.modular_chains import right_reasoning
+    from exgrpo_orlhf.testbed.modular_chains import right_reasoning
+    from exgrpo_orlhf.training.initial_buffer import write_experts
 
     experts = ROOT / "runs" / "study_experience" / "experts.jsonl"
     experts.parent.mkdir(parents=True, exist_ok=True)

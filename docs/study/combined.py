@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exgrpo_orlhf.files import write
+from exgrpo_orlhf.io.files import write
 from exgrpo_orlhf.study import comparison_charts
 from exgrpo_orlhf.study.comparison import compare
 from exgrpo_orlhf.study.comparison_tables import curves_csv, values_csv

@@ -30,7 +30,7 @@ from document import shown  # noqa: E402
 
 from exgrpo_orlhf import config  # noqa: E402
 from exgrpo_orlhf.experiment import Experiment  # noqa: E402
-from exgrpo_orlhf.files import write  # noqa: E402
+from exgrpo_orlhf.io.files import write  # noqa: E402
 from exgrpo_orlhf.show.charts import PALETTE, drawing, png  # noqa: E402
 from exgrpo_orlhf.show.seeds import holm, mean, sign_flip  # noqa: E402
 from exgrpo_orlhf.show.tables import NONE, csv_text, first_few, markdown_table, number, p_value  # noqa: E402

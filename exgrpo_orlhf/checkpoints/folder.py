@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..files import Files, locked, sync
+from ..io.files import Files, locked, sync
 from . import manifest
 from .identity import IDENTITY, identities
 

@@ -6,7 +6,7 @@ import logging
 import uuid
 from pathlib import Path
 
-from ..files import write
+from ..io.files import write
 
 IDENTITY = "metrics.id"
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..files import THREADS, Entry, Files, checksum, record, sha256, sync, write
+from ..io.files import THREADS, Entry, Files, checksum, record, sha256, sync, write
 
 NAME = "manifest.json"
 FORMAT = "exgrpo-checkpoint"

@@ -1,6 +1,6 @@
 """From gin files to a built experiment. Only this package imports gin."""
 
-from ..settings import ConfigError
+from ..checks import ConfigError
 from .build import all_settings, load, load_suite, may_change, overrides_as_bound, variant_of
 
 __all__ = ["ConfigError", "all_settings", "load", "load_suite", "may_change", "overrides_as_bound", "variant_of"]

@@ -27,35 +27,23 @@ import gin
 import numpy as np
 from gin import config_parser
 
+from ..checks import ConfigError, check_settings, require
 from ..engines.openrlhf import flags
+from ..engines.pretrained import PretrainedModel
 from ..environments.environment import Environment
 from ..evaluation.benchmarks import project_definitions
 from ..experiment import Experiment
-from ..files import read_text
-from ..models.pretrained import PretrainedModel
-from ..models.supervised_start import SupervisedFile, SupervisedModel
+from ..io.files import read_text
+from ..io.redaction import redacted
 from ..objective import GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from ..questions.fresh import FreshSampler
 from ..questions.prompts import Prompts
-from ..redaction import redacted
 from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
 from ..replay.dynamic_sampling import DynamicSampling
 from ..rewards import Verifier
-from ..settings import (
-    ConfigError,
-    Evaluation,
-    LocalEngine,
-    LoRA,
-    OpenRLHF,
-    Optimizer,
-    Sampling,
-    Tracking,
-    TrainSettings,
-    Work,
-    check_settings,
-    require,
-)
+from ..settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, Work
+from ..training.supervised_start import SupervisedFile, SupervisedModel
 from .gin_files import GIN_FOLDER, find, flatten, includes, name_of, place_of, redact, resolved, statements
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and

@@ -15,10 +15,10 @@ from typing import Any
 import gin
 from gin import config_parser
 
-from ..files import read_text
-from ..paths import PROJECT
-from ..redaction import REDACTED, redacted
-from ..settings import ConfigError
+from ..checks import ConfigError
+from ..io.files import read_text
+from ..io.paths import PROJECT
+from ..io.redaction import REDACTED, redacted
 
 GIN_FOLDER = PROJECT / "gin"
 

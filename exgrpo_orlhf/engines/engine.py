@@ -18,16 +18,17 @@ import numpy.typing as npt
 
 from ..environments.playing import Player, episode_seeds, outdated, written_to
 from ..experiment import Experiment, Outcome
-from ..files import Files
+from ..grader.grade import Grade
+from ..io.files import Files
+from ..io.stopping import Stop
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_text
-from ..records import Grade, Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan
 from ..rewards import Written
 from ..sampling import Request, Sampler, StepSeed
 from ..settings import Sampling
-from ..stopping import Stop
 from .rows import ForwardRow
 
 log = logging.getLogger(__name__)

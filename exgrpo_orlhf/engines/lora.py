@@ -18,9 +18,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import cache, files, tokenizer_file, weights
-from ..checkpoints import manifest
-from ..lazy import torch, transformers
+from ..checkpoints import cache, manifest
+from ..io import files, tokenizer_file, weights
+from ..io.lazy import torch, transformers
 from ..settings import LoRA
 
 if TYPE_CHECKING:

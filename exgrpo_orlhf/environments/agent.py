@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from numpy import random as numpy_random  # takes 13 ms, which no episode should
 
-from ..rewards.answer import logs_of, single
+from ..rewards.protocol import logs_of, single
 from ..rounding import LARGEST_REWARD
 from ..workers.user_file import BadResult, UserFileError, load_file, placing_errors
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from ..settings import Constraint, Count, Finite, Positive, check_settings, require
+from ..checks import Constraint, Count, Finite, Positive, check_settings, require
 from ..workers.fork_server import ForkServer, kept
 
 _PACKAGED = ("chain_calculator.py", "word_calculator.py")  # the environments of this package
@@ -78,8 +78,8 @@ class Environment:
     def file(self) -> str:
         """The path, of a file of this package its whole one."""
         assert self.path is not None
-        own = Path(self.path).expanduser()
-        return str(Path(__file__).parent / self.path if self.path in _PACKAGED and not own.exists() else own)
+        own, packaged = Path(self.path).expanduser(), Path(__file__).parents[1] / "testbed" / self.path
+        return str(packaged if self.path in _PACKAGED and not own.exists() else own)
 
     def check_file(self) -> None:
         """Load the file once, before anything is generated. Raises NotLoaded, which says what is wrong."""

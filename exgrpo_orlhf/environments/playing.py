@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ..grader.grade import Grade
+from ..grader.thoughts import Tags
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_text
-from ..questions.thoughts import Tags
-from ..records import EXTRA_INFO, Grade, Question, Rollout, Trajectory
+from ..records import EXTRA_INFO, Question, Rollout, Trajectory
 from ..rewards import Written
 from ..rewards.grading import as_in_other_readers
 from ..rounding import less_rounding

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints import claim
-from ..files import write_json
-from ..json_lines import JsonLines
-from ..progress import duration
-from ..questions.thoughts import opens_thought
+from ..grader.thoughts import opens_thought
+from ..io.files import write_json
+from ..io.json_lines import JsonLines
+from ..io.progress import duration
+from ..io.provenance import git_commit, now, versions
+from ..io.stopping import Stop
 from ..records import Question
 from ..rewards import Verifier, Written
 from ..sampling import EngineLost, Request, Sampler
-from ..stopping import Stop
 from ..workers.fork_server import close_workers
 from . import results_folder
 from .evaluated_model import RequestBuilder
-from .provenance import git_commit, now, versions
 from .responses import Episodes, Key, respond
 from .results import summarise
 from .results_folder import ResultsFolder

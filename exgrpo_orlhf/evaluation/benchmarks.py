@@ -10,15 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..checks import Count, NotNegative, PositiveShare, check_settings, require
 from ..environments import Environment
-from ..paths import PROJECT
+from ..io.paths import PROJECT
 from ..questions.catalogue import PUBLIC_SETS, PublicSet
 from ..rewards import Verifier
-from ..settings import Count, NotNegative, PositiveShare, check_settings, require
-from ..tasks.made_questions import MadeQuestions
-from ..tasks.modular_chains import ModularChains
-from ..tasks.reasoning_gym import ReasoningGym
-from ..tasks.word_problems import WordProblems
+from ..testbed.made_questions import MadeQuestions
+from ..testbed.modular_chains import ModularChains
+from ..testbed.reasoning_gym import ReasoningGym
+from ..testbed.word_problems import WordProblems
 
 DEFINITIONS = PROJECT / "evals" / "benchmarks.toml"
 

@@ -14,13 +14,14 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from .. import paths, tokenizer_file
 from ..checkpoints import BEST, find, identities
 from ..engines import lora
 from ..environments.playing import Player, player_of
-from ..files import sha256
+from ..grader.grade import Message
+from ..io import paths, tokenizer_file
+from ..io.files import sha256
 from ..questions.prompts import PromptEncoder, Prompts
-from ..records import Message, Question
+from ..records import Question
 from ..sampling import Request
 from .benchmarks import Benchmark
 from .sets import BenchmarkSet
@@ -76,7 +77,7 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
     """
     from transformers import AutoConfig  # seconds
 
-    from ..models.pretrained import find_model
+    from ..engines.pretrained import find_model
 
     place = Path(model).expanduser()
     if place.is_dir() and not any((place / name).is_file() for name in ("config.json", lora.CONFIG)):

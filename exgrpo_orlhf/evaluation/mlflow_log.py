@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..redaction import without_password
+from ..io.redaction import without_password
 from ..tracking.client import LOG_TAG, batches, connect, experiment_id, find_run, first_line, tagged_run
 from .benchmarks import project_definitions
 from .results import metrics

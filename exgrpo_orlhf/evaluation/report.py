@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import write
+from ..io.files import write
 from ..show.charts import BINS, LINE, PALETTE, SERIES, WIDTH, Chart, curve, drawing, panel, svg, wrapped
 from ..show.charts import interval as draw_interval
 from ..show.page import page

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..environments.playing import Player, written
+from ..grader.grade import Grade
+from ..grader.thoughts import Tags, opens_thought
 from ..questions.special_tokens import response_text
-from ..questions.thoughts import Tags, opens_thought
-from ..records import Grade, Question, Rollout
+from ..records import Question, Rollout
 from ..rewards import Written
 from ..sampling import EngineLost, Request, Sampler, ServedRollout
 

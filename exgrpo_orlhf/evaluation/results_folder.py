@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..json_lines import JsonLines
+from ..io.json_lines import JsonLines
 from .samples import Line, Sample, SampleFile
 
 CONFIG, RESULTS, TIMES, SESSIONS = "config.json", "results.json", "times.jsonl", "sessions.json"

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..grader.grade import Grade
 from ..questions.text import normalised_answer, plain_text
-from ..records import Grade, Question
+from ..records import Question
 from ..rewards import GradingError, Verifier, Written
 from ..workers.fork_server import NotLoaded
 from .benchmarks import BenchmarkError

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from ..files import replacing
-from ..json_lines import JsonLines
+from ..io.files import replacing
+from ..io.json_lines import JsonLines
 
 VERDICTS = ("correct", "wrong", "no_answer", "timeout", "error")
 UNGRADED = ("timeout", "error")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..environments import Environment
-from ..files import sha256
-from ..paths import WORKPLACE
+from ..io.files import sha256
+from ..io.paths import WORKPLACE
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
@@ -21,7 +21,7 @@ from ..questions.question_files import column_names, read_rows
 from ..questions.reading import field_value, fingerprint, missing_in
 from ..questions.solutions import refuse_solutions
 from ..records import Question
-from ..rewards.sandbox.function import named
+from ..rewards.function import named
 from ..rewards.server import shown
 from .benchmarks import Benchmark, BenchmarkError, SetFile
 

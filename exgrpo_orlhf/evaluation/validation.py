@@ -9,7 +9,8 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import write_json
+from ..io.files import write_json
+from ..io.provenance import now
 from ..questions import fingerprint
 from ..questions.overlap import same_questions
 from ..questions.text import plain_text
@@ -19,7 +20,6 @@ from ..settings import Evaluation
 from . import sets
 from .benchmarks import Benchmark, project_definitions
 from .evaluated_model import EvaluatedModel, render_prompt, requests_of
-from .provenance import now
 from .responses import Response
 from .results import MAJORITY_FROM, RATES, at_k, bound_of, metrics, summarise
 from .results_folder import RESULTS, SAMPLES

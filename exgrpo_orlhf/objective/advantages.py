@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..lazy import torch
+from ..checks import check_settings, require
+from ..io.lazy import torch
 from ..rounding import ROUNDING
-from ..settings import check_settings, require
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..lazy import torch
+from ..checks import Constraint, Count, NotNegative, Positive, Share, check_settings, require
+from ..io.lazy import torch
 from ..records import Row, mean
-from ..settings import Constraint, Count, NotNegative, Positive, Share, check_settings, require
 
 if TYPE_CHECKING:
     from torch import Tensor

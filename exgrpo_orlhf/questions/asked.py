@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..records import Message
+from ..grader.grade import Message
 
 log = logging.getLogger(__name__)
 _SAYS_HOW = re.compile(r"boxed|####|<answer>|answer:|(?:final|your) answer", re.IGNORECASE)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .boxes import last_box
+from ..grader.boxes import last_box
 from .text import without_thousands
 
 Row = Mapping[str, Any]

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from .. import tokenizer_file
+from ..checks import Constraint, Natural, check_settings, reference, require
+from ..io import tokenizer_file
 from ..records import Question
-from ..settings import Constraint, Natural, check_settings, reference, require
 from .prompts import PromptEncoder, Prompts
 from .reading import text_key, with_own_id
 from .text import normalised_answer

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..checks import Natural, Positive, check_settings, require
 from ..records import Question, RolloutGroup
-from ..settings import Natural, Positive, check_settings, require
 from . import fingerprint
 
 log = logging.getLogger(__name__)

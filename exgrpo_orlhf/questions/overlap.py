@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import replacing
+from ..io.files import replacing
 from ..records import Question
 from .question_files import column_names, place_of, read_rows
 from .reading import read_prompt

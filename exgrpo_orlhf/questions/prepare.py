@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import replacing, sha256, write
+from ..io.files import replacing, sha256, write
 from .catalogue import PublicSet
 from .conversions import own_system, verl_messages
 from .hub import commit, load_table

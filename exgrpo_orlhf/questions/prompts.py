@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jinja2 import TemplateError
 
-from ..files import read_text
-from ..records import Message, Question
-from ..settings import Constraint, Count, check_settings, require
-from ..weights import first_line
+from ..checks import Constraint, Count, check_settings, require
+from ..grader.grade import Message
+from ..grader.thoughts import Tags, opening, opens_thought
+from ..io.files import read_text
+from ..io.weights import first_line
+from ..records import Question
 from .asked import asked_in_training
 from .special_tokens import SpecialTokens
 from .templates import TEMPLATES, Template, take_chat_template, template_kwargs
-from .thoughts import Tags, opening, opens_thought
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..paths import WORKPLACE
+from ..io.paths import WORKPLACE
 from ..records import Question
 from .catalogue import PUBLIC_SETS
 from .reading import Place, QuestionRecords

@@ -16,8 +16,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ..checks import Count, Natural, check_settings, require
 from ..records import EXTRA_INFO, Question
-from ..settings import Count, Natural, check_settings, require
 from .solutions import refuse_solutions
 from .text import Prompt, normalised, without_thousands
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..grader.boxes import last_box
 from ..records import Question
-from .boxes import last_box
 from .text import normalised_answer
 
 _FEW, _SHARE = 3, 0.001  # of the questions: some mark a number that is their answer by chance

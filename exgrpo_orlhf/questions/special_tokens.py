@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from typing import Any
 
-from .thoughts import TAG
+from ..grader.thoughts import TAG
 
 _MARK, _OPEN, _CLOSE = "\ue000\uf8ff\ue000", "\ue001\uf8ff\ue001", "\ue002\uf8ff\ue002"  # of no text: private use
 _TAG = re.compile(rf"{TAG.pattern}|<\|(?:start|message)\|>|</?answer>", re.IGNORECASE)

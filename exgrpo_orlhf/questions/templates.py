@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from .. import tokenizer_file
+from ..io import tokenizer_file
 
 
 @dataclass(frozen=True)

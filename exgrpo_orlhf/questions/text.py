@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from ..records import Message
+from ..grader.grade import Message
 
 Prompt = str | tuple[Message, ...]
 

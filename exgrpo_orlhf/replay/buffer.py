@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
+from ..checks import Count, check_settings
 from ..records import RolloutGroup, Trajectory, mean
 from ..rounding import less_rounding
-from ..settings import Count, check_settings
 from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction, spread_levels
 from .indexed_set import IndexedSet
 from .retirement import RetirementPolicy

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Literal
 
-from ..settings import check_settings, require
+from ..checks import check_settings, require
 
 Level = Literal["unsolved", "hard", "medium", "easy", "solved"]
 LEVELS: tuple[Level, ...] = ("unsolved", "hard", "medium", "easy", "solved")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..checks import Natural, check_settings, require
 from ..records import CompletedGroup, MixedBatch, mean
 from ..rounding import are_equal
-from ..settings import Natural, check_settings, require
 from . import ReplayBuffer
 from .plan import FreshSource, Plan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from ..checks import require
 from ..records import CompletedGroup, Question, RolloutGroup, Trajectory
-from ..settings import require
 from .buffer import ReplayBuffer
 
 

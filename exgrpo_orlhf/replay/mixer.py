@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..checks import Count, Share, ShareBelowOne, check_settings, require
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
-from ..settings import Count, Share, ShareBelowOne, check_settings, require
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets
 from .injection import Injection

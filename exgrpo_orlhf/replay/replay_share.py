@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from ..checks import require
 from ..records import RolloutGroup
-from ..settings import require
 from .difficulty import as_fraction
 
 

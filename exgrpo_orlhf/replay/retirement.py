@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..settings import Count, PositiveShare, check_settings, require
+from ..checks import Count, PositiveShare, check_settings, require
 from .difficulty import as_fraction
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ..settings import Constraint, check_settings, require
+from ..checks import Constraint, check_settings, require
 from .difficulty import LEVELS, DifficultyBuckets
 from .indexed_set import IndexedSet
 

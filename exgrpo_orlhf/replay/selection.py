@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
+from ..checks import Positive, check_settings, require
 from ..records import Measured, Question, Trajectory
-from ..settings import Positive, check_settings, require
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..files import Files, checksum, record, sha256, write
+from ..io.files import Files, checksum, record, sha256, write
 from ..records import Trajectory
 from .buffer import ReplayBuffer
 from .retirement import RetirementPolicy

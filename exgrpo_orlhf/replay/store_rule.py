@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..checks import require
 from ..records import MixedBatch, RolloutGroup, Trajectory
 from ..rounding import less_rounding
-from ..settings import require
 from .difficulty import as_fraction
 
 Floats = npt.NDArray[np.float32]

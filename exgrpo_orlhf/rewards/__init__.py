@@ -1,6 +1,6 @@
 """Verifiers: from a question and a response to a grade."""
 
-from .answer import Written
+from ..grader.answer import Written
 from .pool import GradingError, NoGrader
 from .verifier import Verifier
 

@@ -11,15 +11,17 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from ..questions.boxes import last_box
-from ..questions.thoughts import in_known_tags, in_think_tags
-from ..records import Grade, Question, Verdict
-from ..tasks import modular_chains, word_problems
-from ..tasks.reasoning_gym import SOURCE
-from .answer import Answer, Written, warn_once
+from ..grader.answer import Answer, Written
+from ..grader.boxes import last_box
+from ..grader.extraction import visible
+from ..grader.grade import Grade, Verdict
+from ..grader.thoughts import in_known_tags, in_think_tags
+from ..records import Question
+from ..testbed import modular_chains, word_problems
+from ..testbed.reasoning_gym import SOURCE
 from .pool import Pool
+from .protocol import warn_once
 from .server import RewardClient
-from .text.extraction import visible
 
 log = logging.getLogger(__name__)
 

@@ -7,16 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..records import Grade
-from ..tasks.made_questions import SHOWN
+from ..grader.answer import Answer, Grader, Grading
+from ..grader.grade import SHOWN, Grade
 from ..workers.forking import check_memory
-from .answer import Answer, Grader, Grading
 
 
 def load(settings: Mapping[str, Any]) -> Grading:
     """The grader of a kind. Imports happen here, outside every answer's limit. Raises whatever is wrong with it."""
     if settings["kind"] == "function":
-        from .sandbox import function
+        from . import function
 
         options = [settings.get(name) for name in ("tool", "gets", "columns")]
         calls, grade = function.grading(settings["function"], settings["success_at"], *options)
@@ -28,18 +27,18 @@ def load(settings: Mapping[str, Any]) -> Grading:
 def _text_grader(settings: Mapping[str, Any]) -> Grader:
     kind = settings["kind"]
     if kind in ("math", "math_verify"):
-        from .text import math
+        from ..grader import math
 
         return math.warm_grader() if kind == "math" else math.grade_by_math_verify
     if kind == "choice":
-        from .text import choice
+        from ..grader import choice
 
         return choice.grade
     if kind == "reasoning_gym":
-        from .sandbox import gym
+        from ..testbed import gym_grader as gym
 
         return gym.grader(settings["success_at"], settings["memory"])
-    from .sandbox import code
+    from ..sandbox import code
 
     return code.grader(settings["timeout"], settings["memory"])
 

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..records import Grade
+from ..grader.answer import Answer
+from ..grader.grade import Grade
 from ..workers.fork_server import CallFailed, ForkServer, NotLoaded, Worker, kept
-from .answer import Answer
 
 log = logging.getLogger(__name__)
 

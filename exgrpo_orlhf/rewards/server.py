@@ -20,10 +20,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ..records import Grade, Verdict
+from ..grader.answer import Answer
+from ..grader.grade import Grade, Verdict
 from ..rounding import LARGEST_REWARD
-from .answer import Answer, logs_of, openrlhf_lists, single
 from .pool import NoGrader
+from .protocol import logs_of, openrlhf_lists, single
 
 _PAUSE = 0.5  # seconds before the second try; twice as long before each further one
 _SHOWN = 80  # characters of an answer of the server

@@ -11,15 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from ..records import Grade, Question, Rollout, RolloutGroup, mean
+from ..checks import Constraint, Count, Finite, PositiveShare, Share, check_settings, require
+from ..grader.answer import Answer, Written
+from ..grader.grade import Grade
+from ..records import Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
-from ..settings import Constraint, Count, Finite, PositiveShare, Share, check_settings, require
-from ..tasks.reasoning_gym import SOURCE
-from .answer import Answer, Written
+from ..sandbox.code import tests_of
+from ..testbed.reasoning_gym import SOURCE
+from .function import is_function, name_of, named
 from .grading import HERE, OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format, weighted_sum
 from .pool import GradingError, Pool, pool
-from .sandbox.code import tests_of
-from .sandbox.function import is_function, name_of, named
 from .server import RewardClient, address_fault, server, shown
 
 _Kind = Literal[

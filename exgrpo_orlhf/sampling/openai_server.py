@@ -11,9 +11,9 @@ from typing import Any, Literal
 import httpx
 import numpy as np
 
+from ..io.redaction import without_password
 from ..records import Rollout
-from ..redaction import without_password
-from ..rewards.answer import warn_once
+from ..rewards.protocol import warn_once
 from ..rewards.server import address_fault, error_text
 from .queued import StreamSampler
 from .request import EngineLost, Request, ServedRollout

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..environments.playing import Play, Player
-from ..records import Message, Question, Rollout
+from ..grader.grade import Message
+from ..records import Question, Rollout
 
 
 @dataclass(frozen=True, slots=True)

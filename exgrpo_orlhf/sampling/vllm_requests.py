@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..lazy import torch
+from ..io.lazy import torch
 from ..records import Rollout
 from .request import EngineLost, Request
 

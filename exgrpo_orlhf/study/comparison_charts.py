@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..files import write
-from ..paths import run_name
-from ..progress import score_name
+from ..io.files import write
+from ..io.paths import run_name
+from ..io.progress import score_name
 from ..show.charts import LINE, PALETTE, SERIES, WIDTH, Chart, curve, dot, drawing, interval, panel, png, svg, wrapped
 from ..show.tables import plus_minus
 from .comparison import MEASURES, Comparison, compare

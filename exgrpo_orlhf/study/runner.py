@@ -16,8 +16,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from ..checkpoints import in_use
-from ..progress import duration
-from ..stopping import StopRequest, described
+from ..io.progress import duration
+from ..io.stopping import StopRequest, described
 from .runs import RunProgress, StudyRun, seconds_left
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import median
 
 from .. import checkpoints
+from ..checks import ConfigError
 from ..experiment import Experiment
-from ..files import write_json
-from ..progress import evaluations_left, score_name
-from ..redaction import without_password
-from ..settings import ConfigError
+from ..io.files import write_json
+from ..io.progress import evaluations_left, score_name
+from ..io.redaction import without_password
 from ..show.tables import aligned
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import ARRIVED

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..redaction import without_password
+from ..io.redaction import without_password
 from ..show.tables import count, first_few
 from ..tracking.client import READING, connect, sqlite_file
 from .comparison import named_by_settings, newest

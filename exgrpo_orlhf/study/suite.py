@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..redaction import without_password
-from ..settings import require
+from ..checks import require
+from ..io.redaction import without_password
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")  # of folders and tags
 # A value up to the next comma outside brackets and quotes.

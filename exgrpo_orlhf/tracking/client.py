@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..checkpoints import identities, in_use, original_of
-from ..files import locked
-from ..redaction import without_password
+from ..io.files import locked
+from ..io.redaction import without_password
 from ..settings import Tracking
 from .metrics_log import METRICS_PER_CALL
 

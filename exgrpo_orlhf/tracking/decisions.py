@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..json_lines import StepLog
+from ..io.json_lines import StepLog
 from ..questions.text import with_roles
 from ..records import Measured, MixedBatch, Rollout, RolloutGroup, Row, Trajectory, mean
 from ..replay.difficulty import Level

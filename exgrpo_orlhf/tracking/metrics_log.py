@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints import identities, note_identity
-from ..json_lines import StepLog
-from ..metric_names import check_name
+from ..io.json_lines import StepLog
+from ..io.metric_names import check_name
 
 STEP_METRIC = "train/step"  # the tracker's own metric
 START_METRIC = "supervised/step"  # the same for the curve of a supervised start, which has steps of its own

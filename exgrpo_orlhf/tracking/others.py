@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from ..files import write
+from ..io.files import write
 from ..settings import Tracking
 from .client import first_line
 from .metrics_log import MetricsLog

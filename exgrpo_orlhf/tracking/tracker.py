@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..files import write
-from ..metric_names import check_name
+from ..io.files import write
+from ..io.metric_names import check_name
+from ..io.redaction import redacted, without_password
 from ..questions.reading import fingerprint
 from ..records import Question
-from ..redaction import redacted, without_password
 from ..settings import Tracking
 from .client import LOG_TAG, address, batches, connect, experiment_id, find_run, first_line, page, tagged_run
 from .metrics_log import START_METRIC, STEP_METRIC, MetricsLog

@@ -25,7 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..engines.engine import LogProbs
-from ..records import Grade, Question, Rollout, RolloutGroup, Trajectory
+from ..grader.grade import Grade
+from ..records import Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan, snapshot
 
 FOLDER = "ahead"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ..checks import require
 from ..evaluation.validation import check_metric
 from ..experiment import Experiment
-from ..models.supervised_start import SupervisedModel
 from ..questions.overlap import same_questions
 from ..questions.text import plain_text
 from ..records import Question
-from ..settings import require
+from .supervised_start import SupervisedModel
 
 
 def load_questions(experiment: Experiment) -> tuple[list[Question], list[Question]]:

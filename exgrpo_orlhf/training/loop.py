@@ -13,11 +13,11 @@ import torch
 from .. import checkpoints
 from ..evaluation.validation import Validation
 from ..experiment import Outcome
-from ..files import Files
-from ..paths import run_name
-from ..progress import Clock, Progress
+from ..io.files import Files
+from ..io.paths import run_name
+from ..io.progress import Clock, Progress
+from ..io.stopping import Stop
 from ..replay import snapshot
-from ..stopping import Stop
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
 from . import ahead

@@ -7,25 +7,25 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from .. import checkpoints, initial_buffer
+from .. import checkpoints
 from ..checkpoints import manifest
 from ..engines.engine import MakeEngine, RunSpec
-from ..evaluation.provenance import provenance
 from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
-from ..files import write
-from ..models.supervised_start import CURVE, copy_curve
-from ..paths import run_name
+from ..io.files import write
+from ..io.paths import run_name
+from ..io.provenance import provenance
+from ..io.stopping import Stop
 from ..records import Question
 from ..replay import snapshot
-from ..stopping import Stop
 from ..tracking.decisions import DecisionLog
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
-from . import ahead
+from . import ahead, initial_buffer
 from .listener import ListenedRun, listeners
 from .load_questions import load_questions
 from .loop import TrainingRun
+from .supervised_start import CURVE, copy_curve
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from .. import weights
 from ..checkpoints import claim, refuse_earlier, refuse_other, to_resume
 from ..engines.engine import Engine, Loop, RunSpec
 from ..experiment import Experiment, Outcome
-from ..lazy import transformers
-from ..stopping import StopRequest
+from ..io import weights
+from ..io.lazy import transformers
+from ..io.stopping import StopRequest
 from ..tracking.client import address
 from .load_questions import load_questions
 

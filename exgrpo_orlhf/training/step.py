@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from ..engines.engine import Engine, NonFiniteUpdate, UpdateStats
 from ..experiment import Experiment
-from ..files import write
-from ..progress import Clock
+from ..io.files import write
+from ..io.progress import Clock
 from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory
 from ..replay import Plan, ReplayBuffer, TrajectorySelector

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from ..stopping import described
+from ..io.stopping import described
 from .fork_server import CONTENT
 from .parent import end_with_parent
 from .user_file import UserFileError

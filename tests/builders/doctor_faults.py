@@ -14,7 +14,7 @@ from exgrpo_orlhf.engines.openrlhf import cpu
 
 cpu.install()
 
-from exgrpo_orlhf.doctor import actors  # noqa: E402  (after install)
+from exgrpo_orlhf.selftest import actors  # noqa: E402  (after install)
 
 WRONG_WEIGHT = "model.layers.1.mlp.down_proj.weight"
 

@@ -11,14 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.io.weights import save as save_model
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import MixedBatch, Question, Rollout, Row, Trajectory
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
-from exgrpo_orlhf.tasks.modular_chains import ModularChains
-from exgrpo_orlhf.weights import save as save_model
+from exgrpo_orlhf.testbed.modular_chains import ModularChains
 
 K = 4
 SMALL = {  # a model that the tokenizer of the chain models fits

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exgrpo_orlhf.json_lines import StepLog
+from exgrpo_orlhf.io.json_lines import StepLog
 from exgrpo_orlhf.records import Question, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
 

@@ -32,9 +32,9 @@ from exgrpo_orlhf.training.run import train
 os.environ.update(cpu.environment())
 cpu.install()
 
-from exgrpo_orlhf.doctor import actors  # noqa: E402  (after install)
 from exgrpo_orlhf.engines.openrlhf import driver, trainer, weight_sync  # noqa: E402
 from exgrpo_orlhf.replay import snapshot  # noqa: E402
+from exgrpo_orlhf.selftest import actors  # noqa: E402  (after install)
 
 
 class CheckedActor(actors.DoctorActor):

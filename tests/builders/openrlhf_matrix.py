@@ -23,11 +23,12 @@ import torch
 from engine_builders import K, as_episodes, make_engine, mixed_batch, move_adapter
 from run_builders import free_port
 
-from exgrpo_orlhf.doctor.parity import Difference, generated_ahead, recorded_gradients
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.openrlhf import cpu
+from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import MixedPolicyLoss
-from exgrpo_orlhf.records import Grade, MixedBatch
+from exgrpo_orlhf.records import MixedBatch
+from exgrpo_orlhf.selftest.parity import Difference, generated_ahead, recorded_gradients
 from exgrpo_orlhf.settings import LoRA, Optimizer
 
 GROUPS, RATE, RESPONSE = 8, 1e-4, 24  # questions a batch; learning rate; the loss's constant length
@@ -99,9 +100,9 @@ def update(
     from openrlhf.models import Actor
     from openrlhf_actor import fill, make_actor
 
-    from exgrpo_orlhf.doctor.actors import record_gradients
     from exgrpo_orlhf.engines.lora import gathered
     from exgrpo_orlhf.engines.openrlhf.actor import MixedActor
+    from exgrpo_orlhf.selftest.actors import record_gradients
 
     model, reference = models
     make, rank = MixedActor.__init__, LORA.rank if cell.get("lora") else None

@@ -24,8 +24,9 @@ from exgrpo_orlhf.engines.openrlhf.actor import MixedActorTrainer, MixedPolicyAc
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, keep_order
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.experiment import Experiment
+from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
-from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
+from exgrpo_orlhf.records import MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 
 K = 4
 PAD = 0

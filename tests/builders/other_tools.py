@@ -12,9 +12,10 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
+from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.records import EXTRA_INFO
-from exgrpo_orlhf.rewards.answer import Answer, openrlhf_lists, single
-from exgrpo_orlhf.rewards.sandbox.function import NAME, named
+from exgrpo_orlhf.rewards.function import NAME, named
+from exgrpo_orlhf.rewards.protocol import openrlhf_lists, single
 from exgrpo_orlhf.workers.user_file import load_file, placed
 
 Rewards = list[tuple[float | None, str | None]]  # of each response, and why there is none

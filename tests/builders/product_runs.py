@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import build
+from exgrpo_orlhf.io.weights import save as save_model
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.templates import TEMPLATES
 from exgrpo_orlhf.settings import LocalEngine
-from exgrpo_orlhf.tasks.modular_chains import PRESETS
-from exgrpo_orlhf.weights import save as save_model
+from exgrpo_orlhf.testbed.modular_chains import PRESETS
 
 # Kinds that a text names. The others are annotated: Literal and bool.
 NAMES = {

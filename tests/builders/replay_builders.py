@@ -7,9 +7,10 @@ from fractions import Fraction
 
 import numpy as np
 
+from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.questions.fresh import FreshQuestions
-from exgrpo_orlhf.records import Grade, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.records import MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import (
     DifficultyBuckets,
     Plan,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exgrpo_orlhf.evaluation.results import summarise
 from exgrpo_orlhf.evaluation.samples import SampleFile
-from exgrpo_orlhf.files import write_json
+from exgrpo_orlhf.io.files import write_json
 
 TITLES = {
     "aime24": "AIME24",

@@ -10,7 +10,8 @@ from run_builders import small_bindings
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.engine import RunSpec, UpdateStats
 from exgrpo_orlhf.engines.local import TorchEngine
-from exgrpo_orlhf.records import Grade, MixedBatch, Question
+from exgrpo_orlhf.grader.grade import Grade
+from exgrpo_orlhf.records import MixedBatch, Question
 from exgrpo_orlhf.rewards import grading
 from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.preparation import prepare, prepare_and_run

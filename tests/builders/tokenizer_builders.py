@@ -9,7 +9,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from exgrpo_orlhf.weights import save as save_model
+from exgrpo_orlhf.io.weights import save as save_model
 
 TEXT = ["user\nWhat is 3 + 4?", "def f(x):\n    return x ** 2", "It's 12345 in a naïve café: 汉字 の 3.14"] * 3
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]

@@ -13,9 +13,9 @@ import torch
 from full_disk import full_disk
 from run_builders import flip, set_words, small_bindings
 
-from exgrpo_orlhf import cache
-from exgrpo_orlhf.files import locked
-from exgrpo_orlhf.models.tiny_models import ChainModel
+from exgrpo_orlhf.checkpoints import cache
+from exgrpo_orlhf.io.files import locked
+from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 SMALL = ChainModel(operands=(2, 3), steps=1, batch_size=4, width=32, layers=1)
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from run_builders import flip, small_bindings, timeless, train_command, train_small
 
-from exgrpo_orlhf import checkpoints, files
+from exgrpo_orlhf import checkpoints
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint, folder, manifest
+from exgrpo_orlhf.engines.pretrained import PretrainedModel
 from exgrpo_orlhf.evaluation import evaluated_model
-from exgrpo_orlhf.models.pretrained import PretrainedModel
+from exgrpo_orlhf.io import files
 
 
 def go(model: Path, run: Path, *more: str, resume=True, resume_from=None):

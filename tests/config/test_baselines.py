@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from run_builders import ROOT, small_bindings, timeless, train_in
 
-from exgrpo_orlhf import config, initial_buffer
-from exgrpo_orlhf.models.supervised_start import SupervisedModel
-from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf import config
+from exgrpo_orlhf.testbed.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf.training import initial_buffer
+from exgrpo_orlhf.training.supervised_start import SupervisedModel
 
 FOLDER = ROOT / "gin" / "baselines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.gin"))

@@ -5,10 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from exgrpo_orlhf.engines.pretrained import PretrainedModel
 from exgrpo_orlhf.environments import Environment
-from exgrpo_orlhf.models.pretrained import PretrainedModel
-from exgrpo_orlhf.models.supervised_start import SupervisedFile, SupervisedModel
-from exgrpo_orlhf.models.tiny_models import ChainModel, GymModel
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions import QuestionFile, QuestionHub, QuestionMix
 from exgrpo_orlhf.questions.prompts import Prompts
@@ -22,8 +20,10 @@ from exgrpo_orlhf.replay import (
 )
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, LoRA, Sampling
-from exgrpo_orlhf.tasks.modular_chains import Beliefs, ModularChains
-from exgrpo_orlhf.tasks.word_problems import WordProblems
+from exgrpo_orlhf.testbed.modular_chains import Beliefs, ModularChains
+from exgrpo_orlhf.testbed.tiny_models import ChainModel, GymModel
+from exgrpo_orlhf.testbed.word_problems import WordProblems
+from exgrpo_orlhf.training.supervised_start import SupervisedFile, SupervisedModel
 
 NAN, INF = math.nan, math.inf
 NEEDED = {

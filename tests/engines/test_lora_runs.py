@@ -15,11 +15,12 @@ from run_builders import flip, small_bindings, train_small
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from exgrpo_orlhf import config, weights
+from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
 from exgrpo_orlhf.engines import lora
+from exgrpo_orlhf.engines.pretrained import PretrainedModel
 from exgrpo_orlhf.evaluation import evaluated_model
-from exgrpo_orlhf.models.pretrained import PretrainedModel
+from exgrpo_orlhf.io import weights
 
 
 def go(model: Path, run: Path, *more: str, resume: bool = False) -> Path:

@@ -10,7 +10,7 @@ from engine_builders import make_engine, questions
 from run_builders import ROOT, rows, train_small
 
 from exgrpo_orlhf.environments import Environment
-from exgrpo_orlhf.files import sha256
+from exgrpo_orlhf.io.files import sha256
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.settings import Sampling
@@ -19,7 +19,7 @@ from exgrpo_orlhf.training import preparation
 CALCULATOR = Environment(str(ROOT / "benchmarks" / "slipping_calculator.py"), stop=("=",), timeout=60.0)
 WORLD = """
 import pathlib
-from exgrpo_orlhf.environments.chain_calculator import Calculator as Base
+from exgrpo_orlhf.testbed.chain_calculator import Calculator as Base
 
 class Calculator(Base):
     def step(self, states):

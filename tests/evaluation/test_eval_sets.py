@@ -16,12 +16,12 @@ from eval_builders import HERE, definition
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import evaluated_model, sets
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Benchmark, BenchmarkError, Definitions, override
+from exgrpo_orlhf.grader import math
+from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.questions.hub import HubError, explain
 from exgrpo_orlhf.questions.overlap import same_questions
 from exgrpo_orlhf.questions.prompts import Prompts
-from exgrpo_orlhf.rewards.answer import Answer
-from exgrpo_orlhf.rewards.text import math
-from exgrpo_orlhf.tasks.word_problems import WordProblems
+from exgrpo_orlhf.testbed.word_problems import WordProblems
 
 
 def mine(folder: Path, **more: str) -> Benchmark:

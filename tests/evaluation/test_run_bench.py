@@ -374,7 +374,7 @@ def test_the_record_of_what_generated_an_evaluation_stays_and_its_dtype_binds_la
     bench(*words, "chains")
     before = timeless_results(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("exgrpo_orlhf.evaluation.provenance.versions", lambda: {"torch": "another"})
+        patch.setattr("exgrpo_orlhf.io.provenance.versions", lambda: {"torch": "another"})
         bench(*words, "chains")
     assert timeless_results(tmp_path) == before
     error = bench(*words, "chains_beyond", "--dtype", "bfloat16", status=2)

@@ -16,14 +16,14 @@ from exgrpo_orlhf.engines.engine import Engine
 from exgrpo_orlhf.environments import playing
 from exgrpo_orlhf.evaluation import responses
 from exgrpo_orlhf.evaluation.responses import Response
-from exgrpo_orlhf.explore.run_page import decoder
+from exgrpo_orlhf.grader.thoughts import opens_thought
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.questions.special_tokens import response_text
-from exgrpo_orlhf.questions.thoughts import opens_thought
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier, Written
 from exgrpo_orlhf.sampling import Request
-from exgrpo_orlhf.tasks.reasoning_gym import ReasoningGym
+from exgrpo_orlhf.study.run_page import decoder
+from exgrpo_orlhf.testbed.reasoning_gym import ReasoningGym
 
 BOX = "\\boxed{2}"
 

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.utils import chat_template_utils
 
-from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 CHAT = "<{% for m in messages %}{{ m.content }}{% endfor %}>".replace("<", "#").replace(">", "=")
 LETTERS_CHAT = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"

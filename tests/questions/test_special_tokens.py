@@ -9,7 +9,7 @@ import pytest
 from run_builders import byte_tokenizer
 from tokenizer_builders import MISREAD, READ, write
 
-from exgrpo_orlhf import tokenizer_file
+from exgrpo_orlhf.io import tokenizer_file
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.questions.special_tokens import SpecialTokens
 from exgrpo_orlhf.records import Question

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from replay_builders import QUESTIONS, REWARDS, K, assemble, filled, group, ids_of, mixer, rollout, source, trajectory
 
+from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import GroupAdvantages
-from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.records import Rollout, RolloutGroup, Trajectory
 
 
 def test_a_replayed_group_ends_with_its_stored_row_bit_for_bit():

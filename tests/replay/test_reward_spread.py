@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from replay_builders import QUESTIONS, assemble, finish_step, mixer, trajectory
 
-from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
+from exgrpo_orlhf.grader.grade import Grade
+from exgrpo_orlhf.records import Rollout, RolloutGroup
 from exgrpo_orlhf.replay import DifficultyBuckets, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.difficulty import spread_levels
 from exgrpo_orlhf.replay.snapshot import load, load_for_new_run, save
-from exgrpo_orlhf.tasks.modular_chains import ModularChains, grade_steps, right_reasoning
+from exgrpo_orlhf.testbed.modular_chains import ModularChains, grade_steps, right_reasoning
 
 HALF = Fraction(1, 2)
 

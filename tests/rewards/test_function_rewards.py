@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from run_builders import train_command
 
+from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.questions import QuestionFile
-from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.rewards.answer import Answer
-from exgrpo_orlhf.rewards.sandbox import function
+from exgrpo_orlhf.rewards import Verifier, function
 
 
 def reward(tmp_path: Path, source: str):

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 from run_builders import python, wait_until
 
-from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup
+from exgrpo_orlhf.grader.answer import Answer
+from exgrpo_orlhf.grader.grade import Grade
+from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import GradingError, Verifier
-from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.pool import Pool
 from exgrpo_orlhf.sampling import EngineLost
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.records import Grade, Question, Rollout, RolloutGroup
+from exgrpo_orlhf.grader.answer import Answer
+from exgrpo_orlhf.grader.grade import Grade
+from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import GradingError, NoGrader, Verifier
-from exgrpo_orlhf.rewards.answer import Answer
 from exgrpo_orlhf.rewards.pool import Pool
 from exgrpo_orlhf.workers import fork_server
 from exgrpo_orlhf.workers.fork_server import close_workers

@@ -13,7 +13,7 @@ from signal import SIGKILL
 
 import pytest
 
-from exgrpo_orlhf.rewards.answer import Answer
+from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.rewards.pool import _TRIES, Pool
 
 pytestmark = pytest.mark.slow

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from run_builders import ROOT
 
+from exgrpo_orlhf.grader import choice, math
+from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
-from exgrpo_orlhf.rewards.answer import Answer
-from exgrpo_orlhf.rewards.text import choice, math
 
 PAGE = " ".join((ROOT / "docs/rewards.md").read_text().split())
 MATH = [

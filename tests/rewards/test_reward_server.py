@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from http_server import http_server
 
-from exgrpo_orlhf.metric_names import check_name
+from exgrpo_orlhf.io.metric_names import check_name
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import NoGrader, Verifier, server
 

@@ -11,8 +11,9 @@ from run_builders import rows, train_small
 from thought_builders import OWN, TAGS
 
 from exgrpo_orlhf import config
+from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import GroupAdvantages
-from exgrpo_orlhf.records import Grade, Question
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import GradingError, Verifier, Written
 from exgrpo_orlhf.rewards.grading import in_format
 from exgrpo_orlhf.workers.fork_server import close_workers

@@ -22,7 +22,7 @@ from http_server import Reply, http_server
 from run_builders import byte_tokenizer, free_port, wait_until
 
 from exgrpo_orlhf.evaluation.responses import respond
-from exgrpo_orlhf.rewards.answer import warn_once
+from exgrpo_orlhf.rewards.protocol import warn_once
 from exgrpo_orlhf.sampling import EngineLost, Request
 from exgrpo_orlhf.sampling.openai_server import ServerSampler
 

@@ -22,7 +22,6 @@ from vllm.sampling_params import RequestOutputKind
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.environments.playing import Player
-from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import Plan
@@ -30,6 +29,7 @@ from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.sampling import EngineLost, Request, StepSeed, ray_engines
 from exgrpo_orlhf.sampling.ray_engines import RaySampler
 from exgrpo_orlhf.settings import Sampling
+from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 pytestmark = pytest.mark.openrlhf
 

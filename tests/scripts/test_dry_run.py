@@ -16,7 +16,7 @@ import pytest
 from layouts import MODELS
 from run_builders import byte_tokenizer, set_words, small_bindings
 
-from exgrpo_orlhf.models.tiny_models import ChainModel
+from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 
 @pytest.fixture

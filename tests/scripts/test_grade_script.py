@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from run_builders import ROOT, rows
 
-from exgrpo_orlhf.files import locked
+from exgrpo_orlhf.io.files import locked
 from exgrpo_orlhf.workers import fork_server
 from exgrpo_orlhf.workers.fork_server import close_workers
 

@@ -8,8 +8,8 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from exgrpo_orlhf.files import write
-from exgrpo_orlhf.terminal import output_file
+from exgrpo_orlhf.io.files import write
+from exgrpo_orlhf.io.terminal import output_file
 
 OUTPUTS = [
     ("grade.py", ["--in", "rows.jsonl"], "--out"),

@@ -20,15 +20,15 @@ from http_server import http_server
 from run_builders import ROOT
 from run_builders import rows as rows_of
 
-from exgrpo_orlhf import paths
-from exgrpo_orlhf.files import locked, sha256
+from exgrpo_orlhf.grader.boxes import last_box
+from exgrpo_orlhf.io import paths
+from exgrpo_orlhf.io.files import locked, sha256
 from exgrpo_orlhf.questions import QuestionFile
-from exgrpo_orlhf.questions.boxes import last_box
 from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
 from exgrpo_orlhf.questions.overlap import write_rows
 from exgrpo_orlhf.questions.prepare import convert, prepare, read_manifest
 from exgrpo_orlhf.questions.question_files import read_rows
-from exgrpo_orlhf.tasks.modular_chains import ModularChains
+from exgrpo_orlhf.testbed.modular_chains import ModularChains
 
 AIME = [{"id": i, "problem": f"How many of {i}?", "answer": f"{i:03}", "solution": "…"} for i in range(30)]
 

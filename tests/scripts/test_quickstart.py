@@ -8,7 +8,7 @@ import pytest
 from run_builders import ROOT
 from study_builders import script
 
-from exgrpo_orlhf.models.tiny_models import ChainModel
+from exgrpo_orlhf.testbed.tiny_models import ChainModel
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 

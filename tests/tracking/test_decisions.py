@@ -12,7 +12,8 @@ from run_builders import byte_tokenizer, rows
 from step_builders import begin, watched
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from exgrpo_orlhf.records import Grade, MixedBatch, Rollout, RolloutGroup, Row
+from exgrpo_orlhf.grader.grade import Grade
+from exgrpo_orlhf.records import MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.replay.stored import Changes
 from exgrpo_orlhf.tracking import decisions as log
 from exgrpo_orlhf.tracking.decisions import DecisionLog

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_builders import train_small
 
-from exgrpo_orlhf.models.supervised_start import CURVE, copy_curve
+from exgrpo_orlhf.training.supervised_start import CURVE, copy_curve
 
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
 SIX_STEPS = ("train.steps = 6", "train.eval_every = None", "train.save_every = 6")

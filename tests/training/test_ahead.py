@@ -16,7 +16,8 @@ from engine_builders import LOGPROB_ERROR, K, float32_error, plain_stats, questi
 from run_builders import rows, timeless, train_small
 from step_builders import begin, decide_verdicts
 
-from exgrpo_orlhf.records import Grade, Rollout, RolloutGroup
+from exgrpo_orlhf.grader.grade import Grade
+from exgrpo_orlhf.records import Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.training import ahead
 

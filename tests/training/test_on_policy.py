@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.tasks.modular_chains import ModularChains
+from exgrpo_orlhf.testbed.modular_chains import ModularChains
 from exgrpo_orlhf.training.run import train
 
 STEPS, B, K, LENGTH, SEED = 5, 6, 4, 24, 11

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ... import tokenizer_file, weights
 from ...checkpoints import name_end_tokens
 from ...environments.environment import Environment
 from ...environments.playing import player_of
-from ...files import Files
+from ...io import tokenizer_file, weights
+from ...io.files import Files
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Rollout

@@ -23,8 +23,8 @@ from openrlhf.utils.deepspeed import deepspeed as strategies
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from ... import tokenizer_file
-from ...files import Files, record
+from ...io import tokenizer_file
+from ...io.files import Files, record
 from ...questions.prompts import PromptEncoder
 from ...records import Measured
 from ...settings import LoRA

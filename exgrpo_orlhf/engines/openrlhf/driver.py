@@ -23,9 +23,9 @@ from ray._private import worker as ray_worker
 from ray.exceptions import RayError, RayTaskError
 
 from ...checkpoints import CheckpointError
+from ...io.stopping import StopRequest
 from ...sampling import EngineLost
 from ...settings import OpenRLHF
-from ...stopping import StopRequest
 from ..engine import RunSpec
 from . import cpu, packed_attention
 from .actor import MixedPolicyActor

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...experiment import Experiment
-from ...lazy import torch, transformers
+from ...io.lazy import torch, transformers
 from ...settings import LoRA
 from ..lora import insert
 from .flags import needed_gpus, ranks_of

@@ -11,7 +11,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
-from ...records import Grade, MixedBatch, Question, Rollout, Row, Trajectory
+from ...grader.grade import Grade
+from ...records import MixedBatch, Question, Rollout, Row, Trajectory
 from ..engine import LogProbs
 from ..rows import ForwardRow, behaviour_logprobs
 

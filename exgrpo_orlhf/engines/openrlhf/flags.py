@@ -13,9 +13,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from ...annotations import refusal
+from ...checks import refusal, require
 from ...experiment import Experiment
-from ...settings import OpenRLHF, require
+from ...settings import OpenRLHF
 
 # The flags that each binding decides.
 _BY_BINDING = {

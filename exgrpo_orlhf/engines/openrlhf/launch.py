@@ -24,13 +24,15 @@ from unittest.mock import patch
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ... import checkpoints, initial_buffer, tokenizer_file
+from ... import checkpoints
 from ...checkpoints import claim
 from ...experiment import Experiment, Outcome
+from ...io import tokenizer_file
+from ...io.stopping import StopRequest
 from ...questions.prompts import PromptEncoder
 from ...records import Question
 from ...settings import OpenRLHF
-from ...stopping import StopRequest
+from ...training import initial_buffer
 from ...workers.fork_server import close_workers
 from ..engine import RunSpec
 from ..model import changes_logits, too_few_positions

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as ray_lines
 
-from ...terminal import FORMAT, TIME_FORMAT
+from ...io.terminal import FORMAT, TIME_FORMAT
 
 MARK = "[exgrpo] "  # begins each line of our own messages in the output of an actor
 _OURS = "exgrpo_orlhf"

@@ -14,12 +14,12 @@ from typing import Any
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 
-from ... import tokenizer_file
 from ...checkpoints import CheckpointError, name_end_tokens
 from ...environments.playing import player_of
-from ...files import Files
+from ...io import tokenizer_file
+from ...io.files import Files
+from ...io.progress import Clock
 from ...objective import MixedPolicyLoss
-from ...progress import Clock
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, RolloutGroup
 from ...sampling import EngineLost

@@ -26,10 +26,10 @@ from transformers import (
 )
 
 from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
-from exgrpo_orlhf.models.tiny_models import END, PAD
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.replay import Plan, TrajectorySelector
 from exgrpo_orlhf.settings import LocalEngine, Sampling
+from exgrpo_orlhf.testbed.tiny_models import END, PAD
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
 

@@ -33,17 +33,17 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.doctor.parity import random_batch
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local import forward as forward_module
 from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.local.packing import Packed, Span, Table, packed_batches, repeated_share
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
-from exgrpo_orlhf.models.tiny_models import ChainModel
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch, Rollout
+from exgrpo_orlhf.selftest.parity import random_batch
 from exgrpo_orlhf.settings import LocalEngine, Optimizer
-from exgrpo_orlhf.tasks.modular_chains import ModularChains
+from exgrpo_orlhf.testbed.modular_chains import ModularChains
+from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from openrlhf_actor import make_actor
 from tokenizer_builders import misread_llama
 from transformers import BambaConfig
 
-from exgrpo_orlhf import tokenizer_file
 from exgrpo_orlhf.engines.rows import probe_rows
+from exgrpo_orlhf.io import tokenizer_file
 
 pytestmark = pytest.mark.openrlhf
 

@@ -17,9 +17,9 @@ from ray_node import running_ray
 from run_builders import environment, free_port, wait_until
 
 from exgrpo_orlhf.engines.openrlhf import driver
+from exgrpo_orlhf.io.stopping import StopRequest
 from exgrpo_orlhf.sampling import EngineLost
 from exgrpo_orlhf.settings import OpenRLHF
-from exgrpo_orlhf.stopping import StopRequest
 
 pytestmark = pytest.mark.openrlhf
 
@@ -128,8 +128,8 @@ import openrlhf_on_cpu, ray, subprocess, sys, time
 from pathlib import Path
 from exgrpo_orlhf.engines.openrlhf import driver
 from exgrpo_orlhf.settings import OpenRLHF
-from exgrpo_orlhf.stopping import StopRequest
-from exgrpo_orlhf.terminal import messages
+from exgrpo_orlhf.io.stopping import StopRequest
+from exgrpo_orlhf.io.terminal import messages
 
 class Actor:  # which has a process of its own, as an engine of vLLM has
     def work(self, path):

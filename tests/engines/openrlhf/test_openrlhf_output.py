@@ -11,7 +11,7 @@ pytest.importorskip("ray", reason="needs make openrlhf-cpu")
 PROGRAM = """
 import logging, os, sys
 from pathlib import Path
-from exgrpo_orlhf import terminal
+from exgrpo_orlhf.io import terminal
 from exgrpo_orlhf.engines.openrlhf.output import MARK, output_in
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as ray_lines
 

@@ -13,9 +13,9 @@ from engine_builders import make_engine, sampled_batch
 from openrlhf.models import Actor
 from openrlhf_actor import LOSS, TrainerWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
 
-from exgrpo_orlhf.doctor.parity import generated_ahead
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.selftest.parity import generated_ahead
 from exgrpo_orlhf.settings import Optimizer
 
 pytestmark = pytest.mark.openrlhf

@@ -17,9 +17,9 @@ from openrlhf.models import Actor
 from openrlhf_actor import actor_weights, make_actor, rows_of, update
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from exgrpo_orlhf.doctor.actors import record_gradients
-from exgrpo_orlhf.doctor.parity import Difference, Gradients
 from exgrpo_orlhf.engines.openrlhf import flags as openrlhf_flags
+from exgrpo_orlhf.selftest.actors import record_gradients
+from exgrpo_orlhf.selftest.parity import Difference, Gradients
 
 pytestmark = pytest.mark.openrlhf
 

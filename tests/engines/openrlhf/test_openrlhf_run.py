@@ -32,11 +32,12 @@ from run_builders import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from exgrpo_orlhf import checkpoints, initial_buffer
+from exgrpo_orlhf import checkpoints
 from exgrpo_orlhf.checkpoints import manifest
-from exgrpo_orlhf.explore.run_page import explore
-from exgrpo_orlhf.models.tiny_models import END, PAD
-from exgrpo_orlhf.tasks.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf.study.run_page import explore
+from exgrpo_orlhf.testbed.modular_chains import ModularChains, right_reasoning
+from exgrpo_orlhf.testbed.tiny_models import END, PAD
+from exgrpo_orlhf.training import initial_buffer
 
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 

@@ -1,1 +1,0 @@
-"""Where weights come from: pretrained models, a supervised start (SFT), and the tasks' tiny models."""

@@ -1,1 +1,0 @@
-"""Graders that run code: a program against tests in a sandbox, and a user's own reward function."""

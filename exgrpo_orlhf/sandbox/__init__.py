@@ -1,0 +1,1 @@
+"""Programs of a model, run against tests under limits."""
