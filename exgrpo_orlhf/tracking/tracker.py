@@ -16,6 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,16 +44,31 @@ NAME_LENGTH = 500  # characters of a dataset's name; MLflow refuses a longer one
 PARAM_LENGTH = 6000  # characters; MLflow cuts longer values, and two long ones may then look the same
 
 
+@dataclass(frozen=True)
+class RunDescription:
+    """What MLflow knows of a run beside its metrics.
+
+    params: logged once, when the run is made or lacks them
+    tags: those of the latest session
+    questions: by context ('training', 'validation'), logged as datasets
+    id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is found
+        by the log's identity
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    questions: Mapping[str, Sequence[Question]] = field(default_factory=dict)
+    id: str | None = None
+
+
 class MlflowTracker:
     """Sends a log's rows to one MLflow run, and to what `Tracking.also` names. No failure of it stops training.
 
-    run_name, params, tags: of the run. Params are logged once, when the run is made or lacks them; tags are those of
-        the latest session. Raises ValueError for a name that MLflow would refuse.
-    run_id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is
-        found by the log's identity; None until the server has answered.
+    Raises ValueError for a name of a param or a tag that MLflow would refuse.
+    run_id: of the run in MLflow; None until the server has answered
     enabled: whether MLflow gets anything at all
     start: the finished curve of the supervised start that the run began with
-    questions: by context ('training', 'validation'), logged as datasets
 
     An outage (any error while sending) causes one warning when it begins, and one when it is over.
     """
@@ -61,28 +77,22 @@ class MlflowTracker:
         self,
         log: MetricsLog,
         settings: Tracking,
-        *,
         default_uri: str,
-        run_name: str,
-        params: Mapping[str, Any],
-        tags: Mapping[str, str],
-        run_id: str | None = None,
+        run: RunDescription,
         start: MetricsLog | None = None,
-        questions: Mapping[str, Sequence[Question]] | None = None,
     ) -> None:
-        for name in (*params, *tags):
+        for name in (*run.params, *run.tags):
             check_name(name)
         self._log = log
         self._settings, self.enabled = settings, settings.enabled
         self._uri = address(settings, default_uri) if self.enabled else ""
-        self._run_name = run_name
-        self.run_id = run_id
-        self._params = {name: _param_text(value) for name, value in params.items()}
-        self._others = OtherTrackers(log, settings, run_name, self._params)
-        self._tags = {name: str(redacted(name, value)) for name, value in tags.items()}
+        self._run_name, self._questions = run.name, run.questions
+        self.run_id = run.id
+        self._params = {name: _param_text(value) for name, value in run.params.items()}
+        self._others = OtherTrackers(log, settings, run.name, self._params)
+        self._tags = {name: str(redacted(name, value)) for name, value in run.tags.items()}
         if self.enabled:
             self._tags[LOG_TAG] = log.identity
-        self._questions = questions or {}
         self._started = int(time.time() * 1000)
         self._client: Any = None
         self._system: Any = None

@@ -20,7 +20,7 @@ from ..records import Question
 from ..replay import snapshot
 from ..tracking.decisions import DecisionLog
 from ..tracking.metrics_log import MetricsLog
-from ..tracking.tracker import MlflowTracker
+from ..tracking.tracker import MlflowTracker, RunDescription
 from . import ahead, initial_buffer
 from .listener import ListenedRun, listeners
 from .load_questions import load_questions
@@ -91,17 +91,15 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
     copy_curve(Path(engine.model_path), folder, resumed=checkpoint is not None)
     write(folder / "config.gin", experiment.config_text)
     hashes = {f"{binding} sha256": digest for binding, digest in own_code.items()}
-    tracker = MlflowTracker(
-        metrics,
-        experiment.tracking,
-        default_uri=spec.tracking_uri,
-        run_name=run_name(folder),
-        params=experiment.params,
+    described = RunDescription(
+        run_name(folder),
+        experiment.params,
         tags={**spec.tags, "config_hash": experiment.config_hash, **hashes},
-        run_id=state["mlflow_run_id"] if state and identity == made_by else None,  # not of a copy
-        start=MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None,
         questions={"training": training, "validation": validation},
+        id=state["mlflow_run_id"] if state and identity == made_by else None,  # not of a copy
     )
+    start = MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None
+    tracker = MlflowTracker(metrics, experiment.tracking, spec.tracking_uri, described, start)
     tracker.artifact(folder / "config.gin")
     return TrainingRun(
         experiment=experiment,

@@ -10,14 +10,14 @@ from mlflow.tracking import MlflowClient
 
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
-from exgrpo_orlhf.tracking.tracker import MlflowTracker
+from exgrpo_orlhf.tracking.tracker import MlflowTracker, RunDescription
 
 
 def tracker(log: MetricsLog | Path, uri: str, settings: Tracking | None = None, **other: Any) -> MlflowTracker:
-    """Of a log, or of that of a run's folder. other: arguments beside the address"""
+    """Of a log, or of that of a run's folder. other: `start`, and of the description"""
     log = MetricsLog(log / "metrics.jsonl") if isinstance(log, Path) else log
-    settings = settings or Tracking()
-    return MlflowTracker(log, settings, **{"default_uri": uri, "run_name": "run", "params": {}, "tags": {}, **other})
+    start = other.pop("start", None)
+    return MlflowTracker(log, settings or Tracking(), uri, RunDescription(**{"name": "run", **other}), start)
 
 
 def tracked_runs(uri: str, experiment: str = "exgrpo") -> list[Run]:

@@ -115,7 +115,7 @@ def test_a_switched_on_part_has_its_metrics(warm_model, tmp_path):
 def test_a_description_that_its_user_has_changed_stays(sqlite, tmp_path):
     def session(run_id=None):
         tags = {"mlflow.note.content": "as the file says"}
-        sender = tracker(tmp_path / "run", sqlite, tags=tags, run_id=run_id)
+        sender = tracker(tmp_path / "run", sqlite, tags=tags, id=run_id)
         sender.close("FINISHED")
         return sender.run_id
 

@@ -26,10 +26,10 @@ import sys, time
 from pathlib import Path
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
-from exgrpo_orlhf.tracking.tracker import MlflowTracker
+from exgrpo_orlhf.tracking.tracker import MlflowTracker, RunDescription
 folder, uri, first, steps, end = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 log = MetricsLog(folder / "metrics.jsonl")
-tracker = MlflowTracker(log, Tracking(), default_uri=uri, run_name=folder.name, params={"a": 1}, tags={})
+tracker = MlflowTracker(log, Tracking(), uri, RunDescription(folder.name, {"a": 1}))
 tracker.catch_up()
 def train(steps):
     for step in steps:
@@ -157,7 +157,7 @@ def test_a_run_resumed_twice_is_one_run_with_each_step_once(tmp_path, sqlite, ca
     for session in (1, 2):  # from checkpoints at steps 2 and 4: steps 3 to 5, then 5 run again, with other numbers
         log = MetricsLog(log.path)
         log.cut_back(2 * session)
-        again = tracker(log, sqlite, params={"train.steps": 9, f"new{session}": 1}, run_id=sender.run_id)
+        again = tracker(log, sqlite, params={"train.steps": 9, f"new{session}": 1}, id=sender.run_id)
         assert again.run_id == sender.run_id
         again.catch_up()
         assert tracked_runs(sqlite)[0].info.status == "RUNNING"
@@ -235,7 +235,7 @@ def test_a_deleted_experiment_warns_and_is_caught_up_when_restored(tmp_path, sql
 def test_a_run_unknown_to_the_server_becomes_another_with_all_steps(tmp_path, sqlite, caplog):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     fill(log, range(3))
-    sender = tracker(log, sqlite, run_id="0" * 32)
+    sender = tracker(log, sqlite, id="0" * 32)
     sender.close("FINISHED")
     assert f"has no run {'0' * 32}" in warnings(caplog)[0]
     assert history(sqlite, sender.run_id) == once_each(range(3))
@@ -270,7 +270,7 @@ def test_an_address_of_an_impossible_scheme_is_refused_before_anything_is_loaded
 def test_switched_off_it_leaves_the_log_alone_and_no_address_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://host:5000")
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    sender = tracker(log, "unused", Tracking(enabled=False), run_id="kept for the checkpoint")
+    sender = tracker(log, "unused", Tracking(enabled=False), id="kept for the checkpoint")
     fill(log, [0])
     sender.artifact(log.path)
     sender.catch_up()
