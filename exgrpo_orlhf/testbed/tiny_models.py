@@ -188,7 +188,7 @@ class ChainModel(WarmedUpModel):
     preset: beliefs by name, a key of `modular_chains.PRESETS`; strength: instead of the preset's (see `Beliefs`)
     operands: the numbers of operands in the warm-up's questions
     together: chains in each of these questions
-    calls: share of the steps that it is taught to write as calls of a calculator (environments/chain_calculator.py)
+    calls: share of the steps that it is taught to write as calls of a calculator (testbed/chain_calculator.py)
     seed: also decides which facts are false
     """
 

@@ -30,7 +30,7 @@ from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.run import train
 
-CALCULATOR = ROOT / "exgrpo_orlhf" / "environments" / "chain_calculator.py"
+CALCULATOR = ROOT / "exgrpo_orlhf" / "testbed" / "chain_calculator.py"
 UNEVALUATED = "train.eval_every = None"
 
 
