@@ -1,0 +1,70 @@
+"""docs/study/controls.py: the choice of rates and control, and the test, from the runs that are there."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from run_builders import ROOT, train_small
+
+from exgrpo_orlhf import config
+from exgrpo_orlhf.show.tables import csv_text
+
+
+@pytest.fixture
+def controls(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "study")
+    module = __import__("controls")
+    monkeypatch.setattr(module, "FILE", tmp_path / "controls_runs.csv")
+    yield module
+    for name in ("controls", "pays"):
+        sys.modules.pop(name, None)
+
+
+def rows(controls, arm: str, rate: str, seed: int, end: float, generated: float = 100.0) -> list[dict]:
+    """Four evaluations on a line from 0 to `end`."""
+    values = [(arm, rate, seed, i, end * i / 3, generated * i / 3) for i in range(4)]
+    return [dict(zip(controls.HEAD, value, strict=True)) for value in values]
+
+
+def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test_it(controls):
+    arms = list(config.load_suite("suites/controls.gin").variants)
+    best = {"method": 0.5, "asked_again_k4": 0.4}
+    gain = dict(zip(controls.RATES, (-0.2, 0.0, -0.1, -0.2), strict=True))
+    made = [
+        row
+        for arm in arms
+        for rate in controls.RATES
+        for seed in controls.TUNING
+        for row in rows(controls, arm, rate, seed, best.get(arm, 0.3) + gain[rate])
+    ]
+    assert controls.answer() == ["none of the 64 tuning runs is there"]
+    controls.FILE.write_text(csv_text(controls.HEAD, made[:-4]))
+    assert controls.answer()[-1] == "1 of 64 tuning runs are missing: std_by_sequence_k8 4e-4 seed 101"
+    controls.FILE.write_text(csv_text(controls.HEAD, made))
+    *lines, chosen, missing = controls.answer()
+    assert "method: rate 1e-4, 0.500 at 100 tokens" in lines
+    assert chosen == "method against asked_again_k4, chosen by the tuning seeds"
+    assert missing.startswith("16 of 16 report runs are missing: method 1e-4 seed 10")
+    for seed in controls.CONFIRMED:  # the control generates twice the tokens: at 100 it is half way
+        made += rows(controls, "method", "1e-4", seed, 0.5)
+        made += rows(controls, "asked_again_k4", "1e-4", seed, 0.4 + (seed - 10) / 100, 200.0)
+    controls.FILE.write_text(csv_text(controls.HEAD, made))
+    # 0.5 − (0.4 + s)/2, s from 0 to 0.07; all eight are above 0: two of 256 sign patterns are as far
+    assert controls.answer()[-1].startswith("at 100 tokens, 8 seeds: 0.500 and 0.217, +0.282 [")
+    assert controls.answer()[-1].endswith("exact p 0.0078")
+
+
+def test_a_finished_run_is_added_once_by_its_folders_name_and_an_unfinished_one_is_not(controls, raw_model, tmp_path):
+    run = tmp_path / "controls" / "method-learning_rate=2e-4" / "seed0"
+    train_small(raw_model, run, "Optimizer.learning_rate = 2e-4", "train.steps = 4")
+    controls.add(run.parents[1])
+    controls.add(run.parents[1])
+    (found,) = controls.runs()
+    assert (found.arm, found.rate, found.seed) == ("method", "2e-4", 0)
+    assert found.cost()[-1] > found.cost()[0] == 0
+    controls.FILE.unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-1]))
+    controls.add(run.parents[1])
+    assert controls.runs() == []
