@@ -227,11 +227,10 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             "DynamicSampling.min_reward = 0.1", "Tracking.enabled = True", "Tracking.system_metrics = True",
             f"Tracking.uri = 'sqlite:///{folder}/mlflow.db'",
         ),
-        "late": small(
-            chain, "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'",
+        "steps": small(
+            chain, "Verifier.kind = 'chain_steps'", "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'",
             "MixedPolicyLoss.clips_mixed = False",
         ),
-        "steps": small(chain, "Verifier.kind = 'chain_steps'"),
         "several rewards": small(
             chain, f"Verifier.rewards = {{'modular_chain': 1.0, '{folder}/styles.py:ranked': 0.5}}",
             "Verifier.tool = 'trl'", "Verifier.gets = 'group'",
@@ -244,7 +243,6 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         # Models that are made, and episodes
         **{preset: small(chain, *made, f"ChainModel.preset = {preset!r}") for preset in PRESETS},
         "episodes": small(chain, *calculator),
-        "graded episodes": small(chain, *calculator, "Environment.reward = 'verifier'"),
         "whole episodes": small(chain, *calculator, "Environment.reward = 'verifier_with_observations'"),
         # Text
         "exact": texts("boxes", "exact"),

@@ -104,13 +104,6 @@ def test_a_row_becomes_the_bare_question_and_its_answer(name, row, question, ans
     assert pairs(name, row) == [(question, answer)]
 
 
-@pytest.mark.parametrize(("gold", "answer"), GOLDS)
-def test_a_file_in_its_layout_has_the_same_golds(gold, answer, tmp_path):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "How much?", "answer": f"So.\n#### {gold}"}) + "\n")
-    [question] = QuestionFile(str(tmp_path / "rows.jsonl")).load()
-    assert question.answer == answer
-
-
 def test_gpqa_options_are_in_an_order_of_their_own_that_stays():
     wrong = {"Incorrect Answer 1": "wrong", "Incorrect Answer 2": "false", "Incorrect Answer 3": "no\n"}
     rows = [{"Question": f" Question {i}? ", "Correct Answer": "right ", **wrong} for i in range(200)]

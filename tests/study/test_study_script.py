@@ -36,7 +36,7 @@ def project(warm_model: Path, tmp_path: Path) -> Path:
     for name in ("exgrpo_orlhf", "gin", "scripts", "evals"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "docs" / "study" / "suites").mkdir(parents=True)
-    for path in STUDY.glob("*.py"):
+    for path in (*STUDY.glob("*.py"), STUDY / "pays_runs.csv"):
         shutil.copy(path, tmp_path / "docs" / "study")
     for name, text in TEXTS.items():
         (tmp_path / "docs" / "study" / name).write_text(text, encoding="utf-8")
@@ -89,7 +89,7 @@ def test_a_study_runs_and_writes_its_pages_from_its_own_files(project: Path, sta
     figures = project / "docs" / "study"
     names = {f"study_weak{end}" for end in (".csv", "_curves.csv", "_quarters.csv")}
     written = {path.name for path in figures.iterdir() if path.is_file() and path.suffix != ".py"}
-    assert written == {*TEXTS, "appendix.md", *names}
+    assert written == {*TEXTS, "appendix.md", "pays_runs.csv", "pays.png", *names}
     written = (project / "docs" / "study.md").read_text(encoding="utf-8")
     assert written == Document(figures).fill(TEXTS["study.md.in"])
     assert (project / "docs" / "choosing.md").read_text(encoding="utf-8") == "not run yet\n"
