@@ -9,44 +9,38 @@ from replay_builders import group, trajectory
 
 from exgrpo_orlhf.records import Question, Rollout, RolloutGroup, Trajectory
 
-# -- records ----------------------------------------------------------------------------------------------------------
+IDS, LOGPROBS, MASK = np.array([4, 5, 6], np.int32), np.zeros(3, np.float32), np.array([True, False, True])
 
 
-def test_a_trajectory_has_as_many_logprobs_as_tokens():
-    """T6: nothing is padded or aligned by position later, the lengths are equal or the trajectory does not exist."""
-    ids, logprobs = np.array([4, 5, 6], np.int32), np.zeros(3, np.float32)
-    with pytest.raises(ValueError, match="as many behaviour log-probs as tokens"):
-        Trajectory(ids, logprobs[:2], 1.0, 0)
-    with pytest.raises(ValueError, match="at least one"):
-        Trajectory(ids[:0], logprobs[:0], 1.0, 0)
-    with pytest.raises(ValueError, match="as many behaviour log-probs"):
-        Trajectory(ids[None], logprobs[None], 1.0, 0)
-
-
-def test_a_trajectory_refuses_other_types_and_logprobs_that_are_not_finite():
-    ids = np.array([4, 5], np.int32)
-    with pytest.raises(TypeError, match="int64"):
-        Trajectory(ids.astype(np.int64), np.zeros(2, np.float32), 1.0, 0)
-    with pytest.raises(TypeError, match="float64"):
-        Trajectory(ids, np.zeros(2), 1.0, 0)
-    for bad in (math.nan, -math.inf):
-        with pytest.raises(ValueError, match="finite"):
-            Trajectory(ids, np.array([-1, bad], np.float32), 1.0, 0)
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "actions", "message"),
+    [
+        # T6: nothing is padded or aligned by position later, the lengths are equal or the trajectory does not exist.
+        (IDS, LOGPROBS[:2], None, "as many behaviour log-probs as tokens"),
+        (IDS[:0], LOGPROBS[:0], None, "at least one"),
+        (IDS[None], LOGPROBS[None], None, "as many behaviour log-probs"),
+        (IDS, LOGPROBS, MASK, "as many behaviour log-probs"),
+        *(
+            (IDS, LOGPROBS[: len(bad) - 1], bad, "a bool for each of its tokens")
+            for bad in (MASK[:2], MASK.astype(np.int8))
+        ),
+        (IDS.astype(np.int64), LOGPROBS, None, "int64"),
+        (IDS, LOGPROBS.astype(np.float64), None, "float64"),
+        *((IDS, np.array([-1, bad, 0], np.float32), None, "finite") for bad in (math.nan, -math.inf)),
+    ],
+)
+def test_a_trajectory_that_cannot_be_is_refused(ids, logprobs, actions, message):
+    with pytest.raises(TypeError if "64" in message else ValueError, match=message):
+        Trajectory(ids, logprobs, 1.0, 0, actions=actions)
 
 
 def test_an_episode_has_a_logprob_for_each_action_and_its_mask_is_a_part_of_its_identity_and_its_bytes():
-    ids, mask = np.array([4, 5, 6], np.int32), np.array([True, False, True])
-    logprobs = np.full(2, -1.0, np.float32)
+    ids, mask, logprobs = IDS, MASK, np.full(2, -1.0, np.float32)
     episode = Trajectory(ids, logprobs, 1.0, 0, actions=mask)
     assert (len(episode), episode.length, episode.n_bytes) == (3, 2, 3 * 4 + 2 * 4 + 3)
     assert episode.key != Trajectory(ids, np.zeros(3, np.float32), 1.0, 0).key
     assert episode.key != Trajectory(ids, logprobs, 1.0, 0, actions=mask[[1, 0, 2]]).key
     assert [Rollout(ids, "stop", actions=one).turns for one in (mask, ~mask, mask | True)] == [2, 1, 1]
-    with pytest.raises(ValueError, match="as many behaviour log-probs"):
-        Trajectory(ids, np.zeros(3, np.float32), 1.0, 0, actions=mask)
-    for bad in (mask[:2], mask.astype(np.int8)):
-        with pytest.raises(ValueError, match="a bool for each of its tokens"):
-            Trajectory(ids, logprobs[: np.count_nonzero(bad)], 1.0, 0, actions=bad)
 
 
 def test_identity_of_a_trajectory_is_its_tokens_alone():

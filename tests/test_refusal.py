@@ -17,10 +17,7 @@ status = runpy.run_path({str(ROOT / "scripts" / "train.py")!r})["main"]()
 print(status, *(name for name in {HEAVY!r} if name in sys.modules))
 """
 MISTAKES = {
-    "syntax": (["ReplayMixer.rho = (0.5"], "is not closed"),
     "a name": (["ReplayMixer.roh = 0.5"], "there is no setting ReplayMixer.roh; nearest: ReplayMixer.rho"),
-    "a range": (["ReplayMixer.rho = 1.5"], "ReplayMixer.rho must lie in [0, 1], got 1.5"),
-    "a kind": (["train.steps = 'many'"], "train.steps takes int, got 'many'"),
     "two settings": (["Evaluation.samples = 4"], "Evaluation.samples = 4 at Evaluation.temperature = 0"),
     "a file": (["Work.questions = @QuestionFile()", "QuestionFile.path = '/no.jsonl'"], "/no.jsonl: no such file"),
     "a metric": (
@@ -71,13 +68,6 @@ for name in ("torch", "transformers", "deepspeed"):
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_a_setting_as_an_option_hints_at_its_binding():
-    command = [sys.executable, str(ROOT / "scripts" / "train.py"), "--gin", "toy.gin", "--steps", "10"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "unrecognized arguments: --steps 10; a setting is bound by --set train.steps=10" in done.stderr
-
-
 def test_a_script_of_another_checkout_than_the_package_says_so(tmp_path):
     script = tmp_path / "scripts" / "mine.py"
     for folder in (script.parent, tmp_path / "exgrpo_orlhf"):
@@ -86,12 +76,6 @@ def test_a_script_of_another_checkout_than_the_package_says_so(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
     assert f"{script} imports {ROOT / 'exgrpo_orlhf'}, not the package of its own checkout" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["..", ".", "../../x", "a/../..", "/x"])
-def test_a_name_that_leaves_the_folder_of_runs_is_refused(name):
-    line = refused("--gin", "toy.gin", "--name", name)
-    assert line.startswith(f"error: --name {name!r} is no folder in {ROOT}/runs")
 
 
 def test_more_threads_than_cores_are_said_at_the_start(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from eval_builders import byte_model
-from run_builders import small_bindings
+from run_builders import ROOT, small_bindings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import config
@@ -20,6 +20,7 @@ from exgrpo_orlhf.io.weights import save as save_model
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.templates import TEMPLATES
 from exgrpo_orlhf.settings import LocalEngine
+from exgrpo_orlhf.study.suite import of_suite
 from exgrpo_orlhf.testbed.modular_chains import PRESETS
 
 # Kinds that a text names. The others are annotated: Literal and bool.
@@ -137,45 +138,13 @@ def write_files(folder: Path) -> None:
 
 # What OpenRLHF's own processes read, or do in another way than the local engine.
 OF_OPENRLHF = ("train.", "Optimizer.", "LoRA.", "MixedPolicyLoss.", "Environment.reward", "OpenRLHF")
+ON_OPENRLHF = "OpenRLHF: "  # the beginning of these runs' names; each takes a minute
 
 
-def openrlhf_runs(chain: Path, folder: Path, url: str) -> dict[str, list[str]]:
-    """The same on OpenRLHF, a minute each."""
-
-    def small(*more: str) -> list[str]:
-        return small_bindings(chain, *FEW, *more)
-
-    return {
-        "A100": small(
-            *by_chance(folder), "train.generate_ahead = True", "train.verify_checkpoint = False",
-            "Optimizer.schedule = 'linear'", "Optimizer.decay_steps = 9", "MixedPolicyLoss.normalizer = 'tokens'",
-            "MixedPolicyLoss.importance_weights = False", "MixedPolicyLoss.clips_mixed = False",
-            "GroupAdvantages.scale_by_std = True",
-            "GroupAdvantages.std_over = 'batch'", "ReplayMixer.fresh_beside = 'all'",
-            "Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)", "Environment.reward = 'verifier'",
-        ),
-        "H100": small(
-            "Verifier.kind = 'http'", f"Verifier.url = {url!r}", "OpenRLHF.gpu = 'H100'",
-            "Optimizer.schedule = 'cosine'", "Optimizer.decay_steps = 9", "MixedPolicyLoss.normalizer = 'sequences'",
-            "MixedPolicyLoss.ratio = 'sequence'", "GroupAdvantages.baseline = 'leave_one_out'", "LoRA.rank = 4",
-            "ReplayBuffer.difficulty = 'reward_spread'", "ReplayMixer.stores = 'above_mean'",
-            "TrajectorySelector.by = 'perplexity'",
-        ),
-        "RTX 4090": small(
-            "OpenRLHF.gpu = 'RTX 4090'", "Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)",
-            "Environment.reward = 'verifier_with_observations'",
-            f"Verifier.rewards = {{'modular_chain': 1.0, '{folder}/styles.py:ranked': 0.5}}",
-            "MixedPolicyLoss.shaping = False", "ReplayMixer.fresh_beside = 'unless_solved'",
-            "ReplayMixer.late_injection = 'selected'", "ReplayMixer.store_up_to = 'one_success'",
-        ),
-        "its environment's rewards": small(
-            "Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)",
-            "Environment.reward = 'environment'",
-        ),
-    }  # fmt: skip
-
-
-FILES = {"code": ("recipes/code.gin",)}  # of the runs that take more than the toy's
+def files_of(name: str) -> tuple[str, ...]:
+    """The gin files of a run."""
+    more = {"code": ("recipes/code.gin",)}
+    return ("toy.gin", "engines/openrlhf_cpu.gin") if name.startswith(ON_OPENRLHF) else ("toy.gin", *more.get(name, ()))
 
 
 def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]]:
@@ -258,11 +227,10 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             "DynamicSampling.min_reward = 0.1", "Tracking.enabled = True", "Tracking.system_metrics = True",
             f"Tracking.uri = 'sqlite:///{folder}/mlflow.db'",
         ),
-        "late": small(
-            chain, "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'",
+        "steps": small(
+            chain, "Verifier.kind = 'chain_steps'", "ReplayMixer.rho = 0", "ReplayMixer.late_injection = 'newest'",
             "MixedPolicyLoss.clips_mixed = False",
         ),
-        "steps": small(chain, "Verifier.kind = 'chain_steps'"),
         "several rewards": small(
             chain, f"Verifier.rewards = {{'modular_chain': 1.0, '{folder}/styles.py:ranked': 0.5}}",
             "Verifier.tool = 'trl'", "Verifier.gets = 'group'",
@@ -275,7 +243,6 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         # Models that are made, and episodes
         **{preset: small(chain, *made, f"ChainModel.preset = {preset!r}") for preset in PRESETS},
         "episodes": small(chain, *calculator),
-        "graded episodes": small(chain, *calculator, "Environment.reward = 'verifier'"),
         "whole episodes": small(chain, *calculator, "Environment.reward = 'verifier_with_observations'"),
         # Text
         "exact": texts("boxes", "exact"),
@@ -328,4 +295,44 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             *(f"GymModel.{each}" for each in (f"cache = '{folder}/cache'", "steps = 1", "count = 50", "layers = 1")),
             "Prompts.max_tokens = 400",
         ),
+        # On OpenRLHF
+        f"{ON_OPENRLHF}A100": small(
+            chain, *by_chance(folder), "train.generate_ahead = True", "train.verify_checkpoint = False",
+            "Optimizer.schedule = 'linear'", "Optimizer.decay_steps = 9", "MixedPolicyLoss.normalizer = 'tokens'",
+            "MixedPolicyLoss.importance_weights = False", "MixedPolicyLoss.clips_mixed = False",
+            "GroupAdvantages.scale_by_std = True", "GroupAdvantages.std_over = 'batch'",
+            "ReplayMixer.fresh_beside = 'all'", *calculator, "Environment.reward = 'verifier'",
+        ),
+        f"{ON_OPENRLHF}H100": small(
+            chain, "Verifier.kind = 'http'", f"Verifier.url = {url!r}", "OpenRLHF.gpu = 'H100'",
+            "Optimizer.schedule = 'cosine'", "Optimizer.decay_steps = 9", "MixedPolicyLoss.normalizer = 'sequences'",
+            "MixedPolicyLoss.ratio = 'sequence'", "GroupAdvantages.baseline = 'leave_one_out'", "LoRA.rank = 4",
+            "ReplayBuffer.difficulty = 'reward_spread'", "ReplayMixer.stores = 'above_mean'",
+            "TrajectorySelector.by = 'perplexity'",
+        ),
+        f"{ON_OPENRLHF}RTX 4090": small(
+            chain, "OpenRLHF.gpu = 'RTX 4090'", *calculator, "Environment.reward = 'verifier_with_observations'",
+            f"Verifier.rewards = {{'modular_chain': 1.0, '{folder}/styles.py:ranked': 0.5}}",
+            "MixedPolicyLoss.shaping = False", "ReplayMixer.fresh_beside = 'unless_solved'",
+            "ReplayMixer.late_injection = 'selected'", "ReplayMixer.store_up_to = 'one_success'",
+        ),
+        f"{ON_OPENRLHF}its environment's rewards": small(chain, *calculator, "Environment.reward = 'environment'"),
     }  # fmt: skip
+
+
+# The rows of the paper's tables by name: a row of the same name is the same run in every table.
+PAPER_ROWS = {
+    f"paper {variant.name}": (table.stem, variant)
+    for table in sorted((ROOT / "gin" / "paper").glob("table*.gin"), reverse=True)
+    for variant in of_suite(config.load_suite(table), str(table))
+}
+
+
+def paper_run(name: str, chain: Path) -> tuple[tuple[str, ...], list[str]]:
+    """Gin files and bindings of a row at a small size, by the recipe as it was trained."""
+    table, variant = PAPER_ROWS[name]
+    revisits = ["RetirementPolicy.revisits_every = 2"] if table == "table7" else []
+    return (*variant.files, "testbed/rare.gin"), [
+        *variant.bindings,
+        *small_bindings(chain, "train.steps = 2", *revisits),
+    ]

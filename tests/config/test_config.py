@@ -129,39 +129,47 @@ def test_among_named_files_the_later_wins_and_set_wins_over_all(tmp_path):
     assert both.selector.prefer == "highest"
 
 
-NO_ENTROPY = "TrajectorySelector.by = 'random' has no effect (gin/ablation_no_entropy.gin, line 4)"
-LATE, ON_POLICY = "recipes/late_injection.gin", "baselines/on_policy.gin"
+LATE, ON_POLICY, NO_ENTROPY = "recipes/late_injection.gin", "baselines/on_policy.gin", "ablation_no_entropy.gin"
+NOT_ASKED = "TrajectorySelector.by = 'random' has no effect (gin/ablation_no_entropy.gin, line 4)"
 NEVER_COLLECTS = "with ReplayMixer.rho = 0 and late_injection = None a run never asks RetirementPolicy"
+TWICE = "ablations/twice_in_a_row.gin"
+NO_EFFECT = [  # files, bindings, what is said of each that has none
+    ([LATE, NO_ENTROPY], ["ReplayMixer.late_injection = 'newest'"], [NOT_ASKED]),
+    ([LATE, NO_ENTROPY], ["ReplayMixer.late_injection = 'selected'"], []),
+    ([NO_ENTROPY, ON_POLICY], ["train.seed = 1"], [NOT_ASKED]),
+    ([NO_ENTROPY], ["ReplayMixer.rho = 0.25"], []),
+    (["smollm2.gin"], ["TrajectorySelector.by = 'entropy'"], []),  # as base.gin has it
+    (["smollm2.gin"], ["QuestionSampler.mu = 0.25"], ["QuestionSampler.mu = 0.25 has no effect (--set"]),
+    ([ON_POLICY], ["RetirementPolicy.leaves_fresh = True"], [NEVER_COLLECTS]),
+    ([LATE], ["RetirementPolicy.leaves_fresh = True"], []),
+    ([ON_POLICY], ["ReplayBuffer.counts_stored = True"], []),  # recipes/paper.gin, whose control has no replay
+    ([ON_POLICY], ["RetirementPolicy.at_accuracy = 1.0"], []),  # the default
+    (["base.gin"], ["Verifier.tries = 5"], ["Verifier.tries has no effect (--set 'Verifier.tries = 5'): url is None"]),
+    (["base.gin"], ["Verifier.tries = 3"], []),  # the default, which a run's config.gin binds
+    ([TWICE], ["RetirementPolicy.at_accuracy = None"], ["times_in_a_row has no effect (gin/abl"]),
+    ([TWICE], ["RetirementPolicy.at_accuracy = 0.9"], []),
+    (["base.gin"], ["RetirementPolicy.revisited_share = 0.5"], ["revisited_share has no effect"]),
+    (
+        ["toy.gin"],
+        ["LoRA.alpha = 64", "LoRA.targets = ('q_proj',)"],
+        [f"LoRA.{name} has no effect (--set" for name in ("alpha", "targets")],
+    ),
+    (["toy.gin"], ["LoRA.alpha = 64", "LoRA.rank = 8"], []),
+    (["toy.gin"], ["LoRA.rank = None"], []),
+    (["toy.gin"], ["Environment.timeout = 3.0"], ["Environment.timeout has no effect (--set"]),
+    (["toy.gin"], ["Environment.timeout = 3.0", "Environment.path = 'chain_calculator.py'"], []),
+    (["toy.gin"], ["Evaluation.temperature = 0.0", "Evaluation.top_p = 0.9"], ["Evaluation.top_p = 0.9 has no effect"]),
+    (["toy.gin"], ["Evaluation.temperature = 0.6", "Evaluation.top_p = 0.9"], []),
+    (["toy.gin"], ["Evaluation.temperature = 0.0", "Evaluation.top_p = 1.0"], []),
+]
 
 
-@pytest.mark.parametrize(
-    ("files", "override", "warned"),
-    [
-        ([LATE, "ablation_no_entropy.gin"], "ReplayMixer.late_injection = 'newest'", NO_ENTROPY),
-        ([LATE, "ablation_no_entropy.gin"], "ReplayMixer.late_injection = 'selected'", None),
-        (["ablation_no_entropy.gin", ON_POLICY], "train.seed = 1", NO_ENTROPY),
-        (["ablation_no_entropy.gin"], "ReplayMixer.rho = 0.25", None),
-        (["smollm2.gin"], "TrajectorySelector.by = 'entropy'", None),  # as base.gin has it
-        (["smollm2.gin"], "QuestionSampler.mu = 0.25", "QuestionSampler.mu = 0.25 has no effect (--set"),
-        ([ON_POLICY], "RetirementPolicy.leaves_fresh = True", NEVER_COLLECTS),
-        ([LATE], "RetirementPolicy.leaves_fresh = True", None),
-        ([ON_POLICY], "ReplayBuffer.counts_stored = True", None),  # recipes/paper.gin, whose control has no replay
-        ([ON_POLICY], "RetirementPolicy.at_accuracy = 1.0", None),  # the default
-        (["base.gin"], "Verifier.tries = 5", "Verifier.tries has no effect (--set 'Verifier.tries = 5'): url is None"),
-        (["base.gin"], "Verifier.tries = 3", None),  # the default, which a run's config.gin binds
-        (
-            ["ablations/twice_in_a_row.gin"],
-            "RetirementPolicy.at_accuracy = None",
-            "times_in_a_row has no effect (gin/abl",
-        ),
-        (["ablations/twice_in_a_row.gin"], "RetirementPolicy.at_accuracy = 0.9", None),
-        (["base.gin"], "RetirementPolicy.revisited_share = 0.5", "revisited_share has no effect"),
-    ],
-)
-def test_a_binding_of_a_part_that_the_run_never_asks_is_named(files, override, warned, caplog):
-    config.load(files, [override])
+@pytest.mark.parametrize(("files", "overrides", "said"), NO_EFFECT)
+def test_a_binding_that_the_run_never_reads_is_named(files, overrides, said, caplog):
+    config.load(files, overrides)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [warned in each for each in warnings] == [True] * (warned is not None)
+    assert len(warnings) == len(said)
+    assert all(text in warning for text, warning in zip(said, warnings, strict=True)), warnings
 
 
 @pytest.mark.parametrize(
@@ -175,23 +183,6 @@ def test_a_binding_of_a_part_that_the_run_never_asks_is_named(files, override, w
 def test_what_is_above_the_mean_may_take_the_place_of_what_is_above_that_groups_mean(more):
     experiment = config.load(["base.gin"], ["ReplayMixer.stores = 'above_mean'", *more])
     assert experiment.mixer.store_rule.stores == "above_mean"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "warned"),
-    [
-        (["LoRA.alpha = 64", "LoRA.targets = ('q_proj',)"], ["LoRA.alpha", "LoRA.targets"]),
-        (["LoRA.alpha = 64", "LoRA.rank = 8"], []),
-        (["LoRA.rank = None"], []),
-        (["Environment.timeout = 3.0"], ["Environment.timeout"]),
-        (["Environment.timeout = 3.0", "Environment.path = 'chain_calculator.py'"], []),
-    ],
-)
-def test_settings_of_a_part_that_the_run_does_not_have_are_named(overrides, warned, caplog):
-    config.load(["toy.gin"], overrides)
-    assert [
-        re.match(r"(\S+) has no effect \(--set .*\.(rank|path) is None$", each)[1] for each in caplog.messages
-    ] == warned
 
 
 def test_the_operative_config_of_a_run_gives_the_same_run(tmp_path):
@@ -417,12 +408,6 @@ def test_one_file_and_one_override_need_no_list():
     assert one.config_text == listed.config_text == config.load(Path("toy.gin"), ("train.seed = 3",)).config_text
 
 
-@pytest.mark.parametrize(("temperature", "top_p", "warned"), [(0.0, 0.9, 1), (0.6, 0.9, 0), (0.0, 1.0, 0)])
-def test_top_p_of_greedy_decoding_is_said_to_have_no_effect(temperature, top_p, warned, caplog):
-    config.load("toy.gin", [f"Evaluation.temperature = {temperature}", f"Evaluation.top_p = {top_p}"])
-    assert len([text for text in caplog.messages if text.startswith("Evaluation.top_p = 0.9 has no effect")]) == warned
-
-
 def test_a_wrong_seed_of_the_command_line_is_not_blamed_on_a_file():
     with pytest.raises(config.ConfigError, match=r"at least 0, got -1 \(train.seed is bound in --seed\)"):
         config.load(["base.gin"], seed=-1)
@@ -446,35 +431,30 @@ def test_a_missing_file_names_the_nearest():
         config.load(["gin/quikstart.gin"])
 
 
-def test_a_byte_order_mark_is_no_part_of_a_file_and_other_bytes_than_utf_8_are_named_with_their_line(tmp_path):
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
     (tmp_path / "mine.gin").write_bytes("include 'base.gin'\nReplayMixer.rho = 0.25  # ρ\n".encode("utf-8-sig"))
     assert config.load([tmp_path / "mine.gin"]).params["ReplayMixer.rho"] == "0.25"
-    (tmp_path / "mine.gin").write_bytes("include 'base.gin'\n# größer\n".encode("latin-1"))
-    with pytest.raises(config.ConfigError, match=r"mine\.gin, line 2: not UTF-8; save the file as UTF-8"):
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("include 'base.gin'\n# größer\n", r"not UTF-8; save the file as UTF-8"),
+        ("\ninclude 'bse.gin'\n", r"there is no gin file 'bse.gin'"),
+        # An include there would silently undo what stands above it.
+        ("ReplayMixer.rho = 0.1\ninclude 'base.gin'\n", r"an include must stand before the bindings"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_its_line(content, message, tmp_path):
+    (tmp_path / "mine.gin").write_bytes(content.encode("latin-1"))
+    with pytest.raises(config.ConfigError, match=rf"mine\.gin, line 2: {message}"):
         config.load([tmp_path / "mine.gin"])
 
 
-def test_a_missing_include_names_file_and_line(tmp_path):
-    (tmp_path / "mine.gin").write_text("\ninclude 'bse.gin'\n")
-    with pytest.raises(config.ConfigError, match=r"mine\.gin, line 2: there is no gin file 'bse.gin'"):
-        config.load([tmp_path / "mine.gin"])
-
-
-def test_an_include_below_a_binding_is_refused(tmp_path):
-    """It would silently undo what stands above it."""
-    (tmp_path / "mine.gin").write_text("ReplayMixer.rho = 0.1\ninclude 'base.gin'\n")
-    with pytest.raises(config.ConfigError, match=r"line 2: an include must stand before the bindings"):
-        config.load([tmp_path / "mine.gin"])
-
-
-def test_the_readmes_commands_work_from_any_directory(tmp_path, monkeypatch):
+def test_files_and_includes_are_found_from_any_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("base.gin").write_text("ReplayMixer.rho = 2.0\n")  # a file of that name elsewhere is not the one included
     expected = config.load(["quickstart.gin"]).config_hash
     for file in ("gin/quickstart.gin", GIN / "quickstart.gin", "quickstart.gin"):
         assert config.load([file]).config_hash == expected
-
-
-def test_includes_are_relative_to_the_gin_folder_from_any_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("base.gin").write_text("ReplayMixer.rho = 2.0\n")  # a file of that name elsewhere is not the one included
     assert config.load(["ablation_no_entropy.gin"]).params["ReplayMixer.rho"] == "0.5"

@@ -17,7 +17,11 @@ from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.engines.openrlhf import flags
 
 PAGES = [ROOT / "docs" / name for name in ("from_other_tools.md", "choosing.md")]
-WITH_COMMANDS = [*PAGES, ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("training", "reproduce"))]
+WITH_COMMANDS = [
+    *PAGES,
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("training", "reproduce", "baselines")),
+]
 ALL_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BINDING = re.compile(r"`((?:[a-z]+/)?(?:[A-Za-z]\w*\.[a-z]\w*|[A-Z_]{4,}) = [^`]+)`")
 COMMAND = re.compile(r"^python scripts/train\.py ((?:.*\\\n)*.*)", re.MULTILINE)

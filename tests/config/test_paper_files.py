@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from run_builders import ROOT, small_bindings, timeless, train_in
+from run_builders import ROOT
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.replay.indexed_set import IndexedSet
@@ -116,20 +115,6 @@ def test_the_released_checkpoints_recipe_is_the_papers_with_the_official_scripts
 
 
 def test_a_row_of_the_same_name_is_the_same_run_in_every_table():
-    """So that it is trained once below."""
+    """So that tests/scripts/test_product_path.py trains it once."""
     runs = {(variant.name, config.load(variant.files, variant.bindings).config_hash) for _, variant in ROWS}
     assert len(runs) == len({name for name, _ in runs}) < len(ROWS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", {variant.name: None for _, variant in ROWS})
-def test_every_row_of_every_table_trains(name, warm_model, tmp_path):
-    """At a small size, by the recipe as it was trained."""
-    table, variant = next(row for row in reversed(ROWS) if row[1].name == name)
-    small = [*variant.bindings, *small_bindings(warm_model), "train.steps = 3", "RetirementPolicy.revisits_every = 2"]
-    if table != "table7":
-        small.pop()
-    train_in(tmp_path / "run", small, [*variant.files, "testbed/rare.gin"])
-    rows = timeless(tmp_path / "run")
-    assert rows[-1]["step"] == 3
-    assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))

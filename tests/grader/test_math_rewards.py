@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from run_builders import rows
 from thought_builders import TAGS
+from verdict_suite import Suite
 
 from exgrpo_orlhf.grader import math
 from exgrpo_orlhf.grader.answer import Answer
@@ -18,20 +19,12 @@ from exgrpo_orlhf.grader.symbolic import computable
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 
-SUITE = rows(Path(__file__).with_name("math_suite.jsonl"))  # by gold, the responses of each verdict
+SUITE = Suite(Path(__file__).with_name("math_suite.jsonl"))
 
 
-@pytest.mark.parametrize("category", sorted({golds["category"] for golds in SUITE}))
+@pytest.mark.parametrize("category", SUITE.categories)
 def test_suite(category):
-    cases = [
-        (golds["gold"], response, verdict)
-        for golds in SUITE
-        if golds["category"] == category
-        for verdict in ("correct", "wrong", "no_answer")
-        for response in golds.get(verdict, ())
-    ]
-    verdicts = [math.grade(Answer(gold, response)).verdict for gold, response, _ in cases]
-    assert [case for case, verdict in zip(cases, verdicts, strict=True) if verdict != case[2]] == []
+    assert SUITE.misjudged(category, math.grade) == []
 
 
 NOTATIONS = [  # gold, the same, others

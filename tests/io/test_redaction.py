@@ -23,45 +23,24 @@ PARAMETERS = (
 )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "logger.wandb.key",
-        "api_key",
-        "HF_TOKEN",
-        "token",
-        "password",
-        "DB_PASSWORD",
-        "x.client_secret",
-        "credentials",
-        "subscription-key",
-        "Ocp-Apim-Subscription-Key",
-        "x-functions-key",
-        "pwd",
-        "db_pwd",
-        "db_pass",
-        "Cookie",
-        "jwt",
-    ],
+SECRETS = (
+    *("logger.wandb.key", "api_key", "HF_TOKEN", "token", "password", "DB_PASSWORD", "x.client_secret", "credentials"),
+    *("subscription-key", "Ocp-Apim-Subscription-Key", "x-functions-key", "pwd", "db_pwd", "db_pass", "Cookie", "jwt"),
 )
+SETTINGS = (
+    *("Prompts.max_tokens", "train.max_tokens_per_gpu", "data.input_key", "ckpt.best_metric_key", "eos_token"),
+    *("first_pass", "Work.model"),
+)
+
+
+@pytest.mark.parametrize("name", SECRETS)
 def test_a_value_is_hidden_by_its_name(name):
     assert redacted(name, SECRET) == redacted("X.options", {name: SECRET})[name] == REDACTED
     assert redacted(name, {"user": SECRET, "list": [SECRET]}) == {"user": REDACTED, "list": [REDACTED]}
     assert redacted(name, None) is None
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Prompts.max_tokens",
-        "train.max_tokens_per_gpu",
-        "data.input_key",
-        "ckpt.best_metric_key",
-        "eos_token",
-        "first_pass",
-        "Work.model",
-    ],
-)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_settings_that_only_sound_like_one_are_shown(name):
     assert redacted(name, 5) == 5
     assert redacted(name, "plain") == "plain"

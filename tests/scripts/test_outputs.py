@@ -1,4 +1,5 @@
-"""Where a script writes: what it cannot write is refused before the work, and what is no file stays what it is."""
+"""What the scripts refuse before the work: options, and outputs that cannot be written. What is no file stays what it
+is."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import threading
 from argparse import ArgumentTypeError
 
 import pytest
+from run_builders import ROOT
 
 from exgrpo_orlhf.io.files import write
 from exgrpo_orlhf.io.terminal import output_file
@@ -58,10 +60,28 @@ def test_a_pipe_and_a_link_stay_and_get_what_is_written(tmp_path):
         assert (link.is_symlink(), (tmp_path / "file").read_text()) == (True, text)
 
 
-@pytest.mark.parametrize(
-    ("script", "more"),
-    [("measure.py", ["judge", "run", "--concurrency"]), ("prepare_data.py", ["--samples"]), ("ablate.py", ["--jobs"])],
-)
-def test_a_number_below_1_is_refused_before_the_work(script, more, run_script):
-    done = run_script(script, *more, "0")
-    assert (done.returncode, "'0' is not a number of 1 or more" in done.stderr) == (2, True)
+CHOSEN = ["--measure", "m", "--questions", "q", "--keep", "0:1", "--write-kept", "k.jsonl"]
+REFUSED = [
+    *((name, [*words.split(), "0"], "'0' is not a number of 1 or more") for name, words in (
+        ("measure.py", "judge run --concurrency"), ("prepare_data.py", "--samples"), ("ablate.py", "--jobs"))),
+    ("compare.py", ["--metric", "m", "--dynamics"], "--dynamics: not allowed with argument --metric"),
+    ("prepare_data.py", ["--only", "nothing"], "invalid choice: 'nothing'"),
+    ("prepare_data.py", ["--write-clean", "x.jsonl"], "--write-clean"),
+    ("prepare_data.py", ["--check-overlap", "a.jsonl"], "a training set and at least one test set"),
+    ("prepare_data.py", ["--measure", "m"], "--measure, --questions, --keep and --write-kept belong together"),
+    ("prepare_data.py", ["--list", "--", "--engine", "vllm"], "what stands behind -- is for --measure"),
+    ("prepare_data.py", [*CHOSEN, "--list"], "--measure goes without --list, --only and --check-overlap"),
+    ("prepare_data.py", [*CHOSEN, "--", "--out=x"], "--out behind --: --measure sets that, and measures every"),
+    *(("prepare_data.py", ["--keep", text], f"argument --keep: invalid LOW:HIGH value: {text!r}")
+      for text in ("0.9:0.1", "half")),
+    ("train.py", ["--gin", "toy.gin", "--steps", "10"],
+     "unrecognized arguments: --steps 10; a setting is bound by --set train.steps=10"),
+    *(("train.py", ["--gin", "toy.gin", "--name", name], f"error: --name {name!r} is no folder in {ROOT}/runs")
+      for name in ("..", ".", "../../x", "a/../..", "/x")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "words", "message"), REFUSED)
+def test_options_that_cannot_be_meant_are_refused_before_the_work(script, words, message, run_script):
+    done = run_script(script, *words)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr

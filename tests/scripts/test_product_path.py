@@ -6,20 +6,33 @@ import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from http_server import http_server
-from product_runs import FILES, OF_OPENRLHF, WITHOUT_A_RUN, guesser, kinds, kinds_in, openrlhf_runs, runs, write_files
+from product_runs import (
+    OF_OPENRLHF,
+    ON_OPENRLHF,
+    PAPER_ROWS,
+    WITHOUT_A_RUN,
+    files_of,
+    guesser,
+    kinds,
+    kinds_in,
+    paper_run,
+    runs,
+    write_files,
+)
 from run_builders import ROOT, python, rows, set_words
 
 from exgrpo_orlhf import checkpoints
 from exgrpo_orlhf.checkpoints import manifest
 from exgrpo_orlhf.workers.fork_server import close_workers
 
-LOCAL, OPENRLHF = ("toy.gin",), ("toy.gin", "engines/openrlhf_cpu.gin")
 TRAIN = ROOT / "scripts" / "train.py"
 RARELY = "ReplayMixer.store_up_to = 'one_success'"
-NOWHERE = Path(), Path(), "http://nowhere"
+UNBOUND = runs(Path(), Path(), Path(), "http://nowhere")
+VLLM = "sampler vllm"
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +46,14 @@ def table(warm_model, tmp_path_factory):
         return 200, {"connection": "close"}, json.dumps({"rewards": [float(len(query) % 2) for query in queries]})
 
     with http_server(reply) as address:
-        yield runs(warm_model, guesser(folder / "guesser"), folder, url := f"{address}/get_reward") | openrlhf_runs(
-            warm_model, folder, url
-        )
+        yield runs(warm_model, guesser(folder / "guesser"), folder, f"{address}/get_reward")
     close_workers()
 
 
 def test_every_value_that_names_a_kind_has_a_run():
-    on_openrlhf = set().union(*(kinds_in(OPENRLHF, bindings) for bindings in openrlhf_runs(*NOWHERE).values()))
-    local = (kinds_in(LOCAL + FILES.get(name, ()), bindings) for name, bindings in runs(Path(), *NOWHERE).items())
-    trained = on_openrlhf.union(*local)
+    of_run = {name: kinds_in(files_of(name), bindings) for name, bindings in UNBOUND.items()}
+    on_openrlhf = set().union(*(pairs for name, pairs in of_run.items() if name.startswith(ON_OPENRLHF)))
+    trained = set().union(*of_run.values())
     expected = kinds() - WITHOUT_A_RUN.keys()
     assert not expected - trained, f"no run of product_runs.py has {sorted(map(str, expected - trained))}"
     missing = {pair for pair in expected - on_openrlhf if pair[0].startswith(OF_OPENRLHF)}
@@ -50,32 +61,25 @@ def test_every_value_that_names_a_kind_has_a_run():
     assert not WITHOUT_A_RUN.keys() & trained
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", runs(Path(), *NOWHERE))
-def test_a_run_trains_evaluates_and_saves(name, table, tmp_path, run_script):
-    words = [*gin_words(LOCAL + FILES.get(name, ())), *set_words(table[name]), "--out", tmp_path / "run"]
-    if name == "sampler vllm":
-        if find_spec("vllm") is None:
-            pytest.skip("vLLM is not installed")
-        done = python(TRAIN, *words)  # it leaves more in a process than the others
-    else:
-        done = run_script("train.py", *words)
-    assert done.returncode == 0, done.stderr
-    assert_trained(tmp_path / "run", table[name])
+def case(name: str) -> Any:
+    marks = [pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")] if name == VLLM else []
+    if name.startswith(ON_OPENRLHF):
+        reason = "the OpenRLHF stack is not installed (make openrlhf-cpu)"
+        marks = [pytest.mark.openrlhf, pytest.mark.skipif(find_spec("ray") is None, reason=reason)]
+    return pytest.param(name, marks=marks)
 
 
 @pytest.mark.slow
-@pytest.mark.openrlhf
-@pytest.mark.skipif(find_spec("ray") is None, reason="the OpenRLHF stack is not installed (make openrlhf-cpu)")
-@pytest.mark.parametrize("name", openrlhf_runs(*NOWHERE))
-def test_a_run_on_openrlhf_does_too(name, table, tmp_path):
-    done = python(TRAIN, *gin_words(OPENRLHF), *set_words(table[name]), "--out", tmp_path / "run")
+@pytest.mark.parametrize("name", [*map(case, UNBOUND), *PAPER_ROWS])
+def test_a_run_trains_evaluates_and_saves(name, table, warm_model, tmp_path, run_script):
+    files, bindings = paper_run(name, warm_model) if name in PAPER_ROWS else (files_of(name), table[name])
+    words = [word for file in files for word in ("--gin", file)]
+    words += [*set_words(bindings), "--out", tmp_path / "run"]
+    # vLLM and Ray leave more in a process than the others.
+    own_process = name == VLLM or name.startswith(ON_OPENRLHF)
+    done = python(TRAIN, *words) if own_process else run_script("train.py", *words)
     assert done.returncode == 0, done.stderr
-    assert_trained(tmp_path / "run", table[name])
-
-
-def gin_words(files: tuple[str, ...]) -> list[str]:
-    return [word for file in files for word in ("--gin", file)]
+    assert_trained(tmp_path / "run", bindings)
 
 
 def assert_trained(run: Path, bindings: list[str]) -> None:
@@ -83,7 +87,8 @@ def assert_trained(run: Path, bindings: list[str]) -> None:
     manifest.verify(checkpoints.find(run)[2])
     metrics = rows(run)
     assert [row["step"] for row in metrics] == [0, 1, 2]
-    assert all(math.isfinite(row["policy/grad_norm"]) for row in metrics[1:])
+    assert all(math.isfinite(value) for row in metrics for value in row.values())
+    assert all("policy/grad_norm" in row for row in metrics[1:])
     if {f"Verifier.kind = {kind!r}" for kind in ("math", "choice", "code")} & {*bindings}:
         assert {row[f"reward/{share}_share"] for row in metrics[1:] for share in ("error", "timeout")} == {0}
     evaluated = [row["step"] for row in metrics if "eval/validation/avg_at_1" in row]

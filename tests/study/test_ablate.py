@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
-from run_builders import ROOT, rows, rows_so_far, set_words, small_bindings, timeless, wait_until
+from run_builders import ROOT, rows, rows_so_far, set_words, small_bindings, wait_until
 from study_builders import ablate, script
 from tracking_builders import tracked_runs
 
@@ -28,15 +28,10 @@ from exgrpo_orlhf.study import runner as study_runner
 from exgrpo_orlhf.study.runner import Runner
 from exgrpo_orlhf.study.runs import plan
 from exgrpo_orlhf.study.suite import Variant
-from exgrpo_orlhf.training.run import train
 
 STEPS = 32  # so many that both runs are on their way when the slower one has begun
 SMOKE = ["--suite", "suites/smoke.gin", "--jobs", "2"]
-RUNS = {
-    f"{name}/seed{seed}": (files, seed)
-    for name, files in (("on_policy", ["baselines/on_policy.gin"]), ("paper", []))
-    for seed in (0, 1)
-}
+RUNS = [f"{name}/seed{seed}" for name in ("on_policy", "paper") for seed in (0, 1)]
 
 
 def bindings(model: Path, *more: str) -> list[str]:
@@ -132,20 +127,11 @@ def test_no_run_outlives_a_killed_study(study):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
-def test_interrupted_and_killed_and_started_again_it_ends_as_if_nothing_had_been(name, study, warm_model, tmp_path):
+def test_started_again_it_has_every_step_of_every_run_once_in_mlflow_with_the_tags_of_its_group(study):
+    """tests/training/test_resume.py compares a resumed run with a straight one."""
     assert study.again == 0
-    files, seed = RUNS[name]
-    experiment = config.load(["suites/smoke.gin", *files], bindings(warm_model, "Tracking.enabled = False"), seed=seed)
-    train(experiment, tmp_path, resume=False, tracking_uri="unused", tags={})
-    assert timeless(study.out / name) == timeless(tmp_path)
-    assert newest(study.out / name) == STEPS
-
-
-@pytest.mark.slow
-def test_every_run_is_once_in_mlflow_with_every_step_once_and_the_tags_of_its_group(study):
     tracked = tracked_runs(study.store)
-    assert Counter(f"{r.data.tags['variant']}/seed{r.data.tags['seed']}" for r in tracked) == Counter(list(RUNS))
+    assert Counter(f"{r.data.tags['variant']}/seed{r.data.tags['seed']}" for r in tracked) == Counter(RUNS)
     for run in tracked:
         assert run.info.status == "FINISHED"
         assert run.info.run_name == f"{run.data.tags['variant']}/seed{run.data.tags['seed']}"
@@ -157,7 +143,8 @@ def test_every_run_is_once_in_mlflow_with_every_step_once_and_the_tags_of_its_gr
             history = MlflowClient(study.store).get_metric_history(run.info.run_id, name)
             in_order = sorted((metric.step, metric.value) for metric in history)
             assert in_order == [(row["step"], row[name]) for row in measured]
-        assert len(measured) == STEPS
+        assert [row["step"] for row in measured] == list(range(1, STEPS + 1))
+        assert newest(study.out / run.info.run_name) == STEPS
         sent = {file.path for file in MlflowClient(study.store).list_artifacts(run.info.run_id)}
         assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "rollouts.jsonl"}
 

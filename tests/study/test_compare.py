@@ -245,12 +245,6 @@ def test_a_metric_that_the_baseline_does_not_have_is_shown_without_differences(s
     assert not any(metric == METRIC and kind == "difference" for metric, kind, _ in kinds)
 
 
-def test_metrics_beside_those_of_the_dynamics_are_refused(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        script("compare", "--metric", METRIC, "--dynamics")
-    assert "--dynamics: not allowed with argument --metric" in capsys.readouterr().err
-
-
 def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said(tmp_path, monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

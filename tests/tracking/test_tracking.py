@@ -210,11 +210,6 @@ def test_a_long_log_is_sent_in_calls_of_whole_steps_but_of_one_with_more_metrics
     assert max(map(len, calls)) == METRICS_PER_CALL
 
 
-def test_a_row_with_more_metrics_than_a_call_takes_is_sent_in_several():
-    rows = [{"step": 0, "time": 0.0, "a": 0.0}, {"step": 1, "time": 0.0, **{f"m{i}": 0.0 for i in range(2300)}}]
-    assert list(map(len, batches(rows))) == [1, METRICS_PER_CALL, METRICS_PER_CALL, 300]
-
-
 def test_a_deleted_experiment_warns_and_is_caught_up_when_restored(tmp_path, sqlite, caplog):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     tracker(MetricsLog(tmp_path / "other.jsonl"), sqlite).close("FINISHED")
