@@ -302,6 +302,14 @@ def _run_parser() -> argparse.ArgumentParser:
         help="as Prompts.thought_tags: '<ponder>' '</ponder>' (default: as in training)",
     )
     prompts.add_argument("--tokenizer", help="openai: folder or hub id of the served model's tokenizer")
+    _add_engine(parser)
+    _add_grading(parser)
+    parser.add_argument("--no-mlflow", action="store_true", help="write files only")
+    parser.add_argument("--experiment", default="exgrpo-eval", help="MLflow experiment of models without a run")
+    return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     engine.add_argument(
         "--engine", choices=("transformers", "openai", "vllm"), metavar="{transformers,openai}", default="transformers"
@@ -319,10 +327,6 @@ def _run_parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--key-variable", help="openai: the environment variable that holds the key (default OPENAI_API_KEY)"
     )
-    _add_grading(parser)
-    parser.add_argument("--no-mlflow", action="store_true", help="write files only")
-    parser.add_argument("--experiment", default="exgrpo-eval", help="MLflow experiment of models without a run")
-    return parser
 
 
 def _add_grading(parser: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ from . import results_folder
 from .evaluated_model import RequestBuilder
 from .responses import Episodes, Key, respond
 from .results_folder import ResultsFolder
-from .sample_grading import check_golds, graded, verdicts
+from .sample_grading import check_golds, graded, plain_verdicts
 from .sets import BenchmarkSet
 
 log = logging.getLogger(__name__)
@@ -204,9 +204,10 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str, tags
             )
             for old in batch
         ]
-        fields = verdicts(verifier, pairs, verifier.grade_all(pairs), plain)
-        for sample, graded_fields in zip(batch, fields, strict=True):
-            yield {**sample, **graded_fields}  # type: ignore[typeddict-item]
+        grades, others = verifier.grade_all(pairs), plain_verdicts(verifier, pairs, plain)
+        for old, grade, other in zip(batch, grades, others, strict=True):
+            new = {"extracted": grade.extracted, "verdict": grade.verdict, "sound": grade.sound, "plain": other}
+            yield {**old, **new}  # type: ignore[typeddict-item]
         count += len(batch)
         log.info("%s: %d/%d responses graded", name, count, len(file.keys))
 

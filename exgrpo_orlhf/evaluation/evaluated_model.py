@@ -7,9 +7,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -198,35 +197,6 @@ def hash_of(folder: Path) -> str:
     return total.hexdigest()
 
 
-def requests_of(
-    questions: BenchmarkSet, render: Callable[[int, Question], Prompt], seed: int, end: tuple[int, ...] = ()
-) -> Iterator[Request]:
-    """Requests for all samples of all questions of a set, in order.
-
-    render: (row, question) → its prompt; seed: of the evaluation
-    """
-    benchmark = questions.benchmark
-    for row, question in questions.rows:
-        text, prompt_ids, messages = render(row, question)
-        for sample in range(benchmark.samples):
-            yield Request(
-                prompt_ids,
-                response_seed(seed, benchmark.name, row, question, sample),
-                benchmark.max_tokens,
-                benchmark.temperature,
-                benchmark.top_p,
-                end=end,
-                key=(benchmark.name, row, sample),
-                prompt=text,
-                messages=messages,
-            )
-
-
-def render_prompt(encoder: PromptEncoder, question: Question) -> Prompt:
-    """Raises ValueError for a question that cannot be rendered."""
-    return str(encoder.tokenizer.decode(ids := encoder.encode(question))), tuple(ids), tuple(encoder.turns(question))
-
-
 class RequestBuilder:
     """Makes requests from the questions of benchmarks."""
 
@@ -252,10 +222,26 @@ class RequestBuilder:
         """Requests for all samples of all questions, in order. Raises ModelError if one exceeds the context."""
         requests: list[Request] = []
         for test_set in sets:
-            requests += requests_of(test_set, partial(self._prompt, test_set.benchmark), self.seed, self._end)
+            for row, question in test_set.rows:
+                requests += self._of_question(test_set.benchmark, row, question)
         if self.model.context is not None:
             self._check_room(requests, self.model.context)
         return requests
+
+    def _of_question(self, benchmark: Benchmark, row: int, question: Question) -> Iterator[Request]:
+        text, prompt_ids, messages = self._prompt(benchmark, row, question)
+        for sample in range(benchmark.samples):
+            yield Request(
+                prompt_ids,
+                response_seed(self.seed, benchmark.name, row, question, sample),
+                benchmark.max_tokens,
+                benchmark.temperature,
+                benchmark.top_p,
+                end=self._end,
+                key=(benchmark.name, row, sample),
+                prompt=text,
+                messages=messages,
+            )
 
     def question(self, benchmark: Benchmark, question: Question) -> Question:
         """A question of a benchmark with what stands around it."""
@@ -300,7 +286,8 @@ class RequestBuilder:
             messages = (*system, ("user", str(question.prompt)))
             return "\n\n".join(content for _, content in messages), (), messages
         try:
-            return render_prompt(self.encoder, question)
+            ids = self.encoder.encode(question)
+            return str(self.encoder.tokenizer.decode(ids)), tuple(ids), tuple(self.encoder.turns(question))
         except (ValueError, TypeError, TemplateError) as error:
             raise ModelError(
                 f"benchmark {benchmark.name!r}, row {row}: --template {self.prompts.template} cannot render it, or it "

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from ..grader.grade import Grade
 from ..records import Question
 from ..rewards import GradingError, Verifier, Written
 from ..tracking.samples import Answered, Sample
@@ -38,23 +36,10 @@ def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> N
             raise BenchmarkError(f"{where}: {error}") from error
 
 
-def verdicts(
-    verifier: Verifier, pairs: Sequence[tuple[Question, Written]], grades: Sequence[Grade], plain: bool
-) -> list[dict[str, Any]]:
-    """The fields of a sample that grading gives: extracted, verdict, sound, and plain, which is the verdict of
-    math-verify's plain recipe, None if it is not requested or cannot differ.
-    """
-    others = _plain_verdicts(verifier, pairs, plain)
-    return [
-        {"extracted": grade.extracted, "verdict": grade.verdict, "sound": grade.sound, "plain": other}
-        for grade, other in zip(grades, others, strict=True)
-    ]
-
-
 def graded(
     verifier: Verifier, responses: Sequence[Response], questions: Mapping[int, Question], plain: bool
 ) -> list[Sample]:
-    """The samples of responses to one benchmark. questions: by row; plain: as for `verdicts`"""
+    """The samples of responses to one benchmark. questions: by row; plain: as for `plain_verdicts`"""
     answered = []
     for response in responses:
         request = response.request
@@ -71,13 +56,14 @@ def graded(
             )
         )
     samples = samples_of(verifier, answered)
-    others = _plain_verdicts(verifier, [(one.question, one.written) for one in answered], plain)
+    others = plain_verdicts(verifier, [(one.question, one.written) for one in answered], plain)
     for sample_row, other in zip(samples, others, strict=True):
         sample_row["plain"] = other
     return samples
 
 
-def _plain_verdicts(verifier: Verifier, pairs: Sequence[tuple[Question, Written]], plain: bool) -> Sequence[str | None]:
+def plain_verdicts(verifier: Verifier, pairs: Sequence[tuple[Question, Written]], plain: bool) -> Sequence[str | None]:
+    """Of math-verify's plain recipe; None where they are not requested or cannot differ."""
     if not plain or verifier.kind not in _TWO_GRADERS:
         return [None] * len(pairs)
     return [grade.verdict for grade in replace(verifier, kind="math_verify").grade_all(pairs)]

@@ -26,7 +26,7 @@ from exgrpo_orlhf.workers.fork_server import close_workers
 
 LOSS = MixedPolicyLoss(response_length=24)
 OPTIMIZER = Optimizer(learning_rate=1e-2)  # a stale weight shows
-CALCULATOR = Environment(str(ROOT / "exgrpo_orlhf" / "environments" / "chain_calculator.py"), stop=("=",), timeout=60.0)
+CALCULATOR = Environment(str(ROOT / "exgrpo_orlhf" / "testbed" / "chain_calculator.py"), stop=("=",), timeout=60.0)
 
 
 def engine(model: Path, sampler: str, tokens: int = 24, **more: Any) -> TorchEngine:

@@ -42,7 +42,7 @@ def play(bench, warm_model, tmp_path):
 def test_episodes_score_as_in_the_runs_own_evaluation(warm_model, tmp_path, play):
     """The same greedy episodes, one by one, with the same verdicts. The calculator draws no numbers, because the
     seeds of a run's evaluation are others."""
-    calculator = ROOT / "exgrpo_orlhf" / "environments" / "chain_calculator.py"
+    calculator = ROOT / "exgrpo_orlhf" / "testbed" / "chain_calculator.py"
     bindings = [f"Environment.path = {str(calculator)!r}", "Environment.stop = ('=',)", "Environment.timeout = 60.0"]
     bindings += ["train.steps = 1", "train.eval_every = 1", "validation/ModularChains.count = 20"]
     run = tmp_path / "run"

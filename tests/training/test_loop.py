@@ -30,7 +30,7 @@ from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.run import train
 from exgrpo_orlhf.training.validation import Validation
 
-CALCULATOR = ROOT / "exgrpo_orlhf" / "environments" / "chain_calculator.py"
+CALCULATOR = ROOT / "exgrpo_orlhf" / "testbed" / "chain_calculator.py"
 UNEVALUATED = "train.eval_every = None"
 
 
