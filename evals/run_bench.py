@@ -286,9 +286,7 @@ def _run_parser() -> argparse.ArgumentParser:
         help="whether the system message that the questions of training brought along is sent (default: with the "
         "template of training); without it the chat template's own stands, as in the official evaluation",
     )
-    prompts.add_argument(
-        "--chat-template-from", metavar="FOLDER-OR-HUB-ID", help="a tokenizer, as Prompts.chat_template_from"
-    )
+    prompts.add_argument("--chat-template-from", metavar="TOKENIZER", help="as Prompts.chat_template_from")
     prompts.add_argument(
         "--chat-template-kwargs",
         metavar="JSON",
@@ -324,9 +322,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--base-url", help="openai: of the server, such as http://127.0.0.1:8000/v1")
     engine.add_argument("--api", choices=("completions", "chat"), help="openai (default completions)")
     engine.add_argument("--concurrency", type=positive, help="openai: requests at a time (default 64)")
-    engine.add_argument(
-        "--key-variable", help="openai: the environment variable that holds the key (default OPENAI_API_KEY)"
-    )
+    engine.add_argument("--key-variable", help="openai: the variable that holds the key (default OPENAI_API_KEY)")
 
 
 def _add_grading(parser: argparse.ArgumentParser) -> None:
