@@ -1,13 +1,11 @@
 #!/usr/bin/env python
 """What an evaluation costs over the bare engine's generation of the very same requests. Goal: at most 5 %.
 
-    python benchmarks/eval_throughput.py --engine transformers
-    python benchmarks/eval_throughput.py --engine vllm
+    python benchmarks/eval_throughput.py
 
-Within one process and on one engine, in turns: the bare engine (vLLM's own asynchronous interface with all requests
-handed in at once; for transformers this project's sampling loop on the same chunks) and the whole of `evaluate`: its
-folder, the graders' processes and their start, both graders, writing, and the results with their intervals. Reported
-are the seconds of each round and the ratio of the medians. Other work on the cores shows.
+Within one process, in turns: the bare engine (this project's sampling loop on the same chunks) and the whole of
+`evaluate`: its folder, the graders' processes and their start, both graders, writing, and the results with their
+intervals. Reported are the seconds of each round and the ratio of the medians. Other work on the cores shows.
 
 The model is made here, its weights random; what it writes holds no answer. So that grading has its usual work, each
 response is given the text of a solution, right in every second one, after it was generated; exactly those must be
@@ -16,7 +14,6 @@ graded right.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import statistics
@@ -44,8 +41,6 @@ from exgrpo_orlhf.records import Rollout
 from exgrpo_orlhf.sampling import Portion, Request, Sampler, ServedRollout
 from exgrpo_orlhf.sampling.generation import generate
 from exgrpo_orlhf.sampling.torch_loop import LoopSampler
-from exgrpo_orlhf.sampling.vllm_processes import VllmProcesses
-from exgrpo_orlhf.sampling.vllm_requests import sampling_params
 
 GOAL = 0.05
 BENCHMARK, SAMPLES, ROWS = "math500", 2, 64  # responses to a question; of transformers, at a time
@@ -67,7 +62,6 @@ FULL, SMALL = Size(100, 256, 256, 4, 3), Size(6, 16, 64, 1, 1)
 
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with MATH-500 (default %(default)s)")
     arguments = parser.parse_args()
     size = SMALL if arguments.small else FULL
@@ -80,26 +74,21 @@ def main() -> int:
         asker = evaluated_model.RequestBuilder(model, Prompts(template="plain"), seed=0)
         evaluation = EvaluationPlan(
             builder=asker, sets=[questions], not_run={}, limit=size.questions, plain=True, timeout=5.0, workers=0,
-            engine={"name": arguments.engine}, groups={benchmark.group: [benchmark.name]}, suite=None,
+            engine={"name": "transformers"}, groups={benchmark.group: [benchmark.name]}, suite=None,
             record={}, provenance={},
         )  # fmt: skip
         requests = asker.requests([questions])
         answers = {row: question.answer for row, question in questions.rows}
-        engine: Sampler
-        if arguments.engine == "vllm":
-            engine, bare = VllmProcesses(str(model_path)), bare_vllm
-        else:
-            place = device_of("auto")
-            loaded = load(model_path, place, dtype_of("auto", place))
-            engine = LoopSampler(loaded, model.tokenizer, *end_and_pad(loaded, model.tokenizer), ROWS)
-            bare = bare_transformers
+        place = device_of("auto")
+        loaded = load(model_path, place, dtype_of("auto", place))
+        engine = LoopSampler(loaded, model.tokenizer, *end_and_pad(loaded, model.tokenizer), ROWS)
         kept = Answering(engine, answers)
         try:
             list(engine.sample(requests[:ROWS]))  # what is slower the first time
             seconds: dict[str, list[float]] = {"bare": [], "evaluation": []}
             for round_ in range(size.rounds):
                 begun = time.perf_counter()
-                bare(engine, requests)
+                bare_transformers(engine, requests)
                 seconds["bare"].append(time.perf_counter() - begun)
                 begun = time.perf_counter()
                 evaluate(evaluation, Path(folder) / str(round_), lambda: kept, SimpleNamespace(signal=None))
@@ -113,7 +102,6 @@ def main() -> int:
     tokens, graded, overhead = result["tokens"]["response"], result["avg"]["value"], ours / bare - 1
     right = sum(map(Answering.is_right, requests)) / len(requests)
     figures = {
-        "engine": arguments.engine,
         "seconds": seconds,
         "responses": len(requests),
         "tokens": tokens,
@@ -122,7 +110,7 @@ def main() -> int:
         "met": (arguments.small or overhead <= GOAL) and abs(graded - right) < 1e-9,
     }
     summary = (
-        f"{arguments.engine}: {len(requests)} responses, {tokens} tokens, {tokens / bare:.0f} tokens/s bare; graded "
+        f"{len(requests)} responses, {tokens} tokens, {tokens / bare:.0f} tokens/s bare; graded "
         f"right {graded:.3f} (goal {right:.3f}); overhead {overhead:+.1%} (goal {GOAL:.0%}), "
         f"{1000 * (ours - bare) / len(requests):.1f} ms a response"
     )
@@ -155,20 +143,6 @@ class Answering(Sampler):
 
     def close(self) -> None:
         """The next round needs it."""
-
-
-def bare_vllm(engine: VllmProcesses, requests: Sequence[Request]) -> None:
-    from vllm import TokensPrompt
-
-    async def generate_one(i: int, request: Request) -> None:
-        prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
-        async for _ in engine._llm.generate(prompt, sampling_params(request, request.seed_at(i)), f"bare-{i}"):
-            pass
-
-    async def generate_all() -> None:
-        await asyncio.gather(*(generate_one(i, request) for i, request in enumerate(requests)))
-
-    asyncio.run_coroutine_threadsafe(generate_all(), engine._loop).result()
 
 
 def bare_transformers(engine: LoopSampler, requests: Sequence[Request]) -> None:

@@ -290,8 +290,7 @@ class Tracking:
     machine on which the training loop runs (CPU, memory, disk, network, GPUs), every 10 s; also: further trackers that
     get the metrics, 'wandb', 'tensorboard', 'trackio', 'swanlab' or 'comet_ml', each of which is to be installed."""
 
-    # flush_seconds: of runs before it was removed, so that compare does not take them for another variant
-    MAY_CHANGE = ("experiment", "uri", "enabled", "system_metrics", "also", "flush_seconds")
+    MAY_CHANGE = ("experiment", "uri", "enabled", "system_metrics", "also")
 
     experiment: str = "exgrpo"
     uri: str | None = None

@@ -52,7 +52,7 @@ def main() -> int:
 
 def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.study import measures
+    from exgrpo_orlhf.evaluation import measures
 
     if arguments.what == "cost":
         return measures.cost({str(run): run for run in arguments.run})

@@ -7,7 +7,7 @@
     python scripts/prepare_data.py --check-overlap openr1 math500 aime24 my_test.jsonl:question \\
         --json overlap.json --write-clean datasets/openr1_clean.parquet
     python scripts/prepare_data.py --measure MODEL --questions mine.jsonl:question:answer --keep 0.1:0.9 \\
-        --write-kept datasets/mine_kept.jsonl -- --engine vllm --max-tokens 2048
+        --write-kept datasets/mine_kept.jsonl -- --max-tokens 2048
 
 Sets come from the Hugging Face hub into datasets/ (one parquet file each, all in one layout, and manifest.json). A
 second run prepares only the sets that are missing, damaged or changed.

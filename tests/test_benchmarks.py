@@ -43,7 +43,6 @@ CASES = [
         "tried|detected|silent|lost|seed",
     ),
     case("eval_throughput", "round 1: bare", "responses|tokens|graded_right|overhead", "data"),
-    case("eval_throughput --engine vllm", "round 1: bare", "responses|tokens|graded_right|overhead", "data vllm"),
     case(
         "gpu --section 1 2 3 7",
         "forward 896: nats off, at most|1 - cosine of the updates|grad_norm, off by|compiled layers: ms",

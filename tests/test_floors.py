@@ -21,16 +21,27 @@ FLOORS = (
     {"replay", "objective", "questions", "checkpoints", "workers"},
     {"records", "settings"},
     {"io"},
-    {"checks", "rounding"},
+    {"checks", "rounding", "bootstrap"},
 )
 CORE = frozenset().union(*FLOORS)
 # What stands beside the core, and what it may import. A name with a dot is one module, and that alone.
 PARTS = {
     "grader": set(),
-    "show": set(),
+    "show": {"bootstrap"},
     "sandbox": {"grader", "workers"},
     "evaluation": {*CORE, "grader", "show"} - {"training", "config", "preflight"},
-    "study": {"show", "records", "checks", "io", "questions", "replay", "tracking", "checkpoints", "experiment"}
+    "study": {
+        "show",
+        "bootstrap",
+        "records",
+        "checks",
+        "io",
+        "questions",
+        "replay",
+        "tracking",
+        "checkpoints",
+        "experiment",
+    }
     | {"training.listener"},
     "testbed": {*CORE, "grader", "sandbox"} - {"config", "preflight"},
     "selftest": {*CORE, "grader", "show", "testbed"},
@@ -42,12 +53,9 @@ LEFT = {
     *("rewards.grading>testbed.modular_chains", "rewards.grading>testbed.word_problems"),
     *("rewards.grading>testbed.reasoning_gym", "rewards.kinds>testbed.gym_grader"),
     *("rewards.verifier>testbed.reasoning_gym", "rewards.kinds>sandbox.code", "rewards.verifier>sandbox.code"),
-    *("config.build>evaluation.benchmarks", "training.loop>evaluation.validation"),
-    *("training.preparation>evaluation.validation", "training.load_questions>evaluation.validation"),
     *("evaluation.benchmarks>testbed.made_questions", "evaluation.benchmarks>testbed.modular_chains"),
     *("evaluation.benchmarks>testbed.reasoning_gym", "evaluation.benchmarks>testbed.word_problems"),
-    *("study.measures>sampling", "study.paper_table>evaluation.benchmarks", "study.paper_table>evaluation.paper"),
-    *("study.paper_table>evaluation.results_folder", "engines.openrlhf.launch>training.initial_buffer"),
+    *("engines.openrlhf.launch>training.initial_buffer",),
 }
 
 

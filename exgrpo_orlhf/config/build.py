@@ -31,7 +31,6 @@ from ..checks import ConfigError, check_settings, require
 from ..engines.openrlhf import flags
 from ..engines.pretrained import PretrainedModel
 from ..environments.environment import Environment
-from ..evaluation.benchmarks import project_definitions
 from ..experiment import Experiment
 from ..io.files import read_text
 from ..io.redaction import redacted
@@ -39,6 +38,7 @@ from ..objective import GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from ..questions.fresh import FreshSampler
 from ..questions.prompts import Prompts
+from ..questions.test_sets import sets_of
 from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
 from ..replay.dynamic_sampling import DynamicSampling
 from ..rewards import Verifier
@@ -49,7 +49,10 @@ from .gin_files import GIN_FOLDER, find, flatten, includes, name_of, place_of, r
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
 # what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
 _PARTS = entry_points(group="exgrpo_orlhf.gin")
-require("ModularChains" in _PARTS.names, "what is installed is older than this checkout: run pip install -e . again")
+require(
+    "ModularChains" in _PARTS.names and bool(entry_points(group="exgrpo_orlhf.test_sets")),
+    "what is installed is older than this checkout: run pip install -e . again",
+)
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking),
     *(Verifier, Environment, QuestionFile, QuestionHub, QuestionMix, LengthFilter),
@@ -217,7 +220,7 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
     if evaluation.temperature == 0 and evaluation.top_p < 1:
         log.warning("Evaluation.top_p = %r has no effect: Evaluation.temperature = 0 is greedy", evaluation.top_p)
     if (suite := evaluation.disjoint_from) is not None:
-        project_definitions().suite(suite)  # said now if there is no such suite, not after the model is made
+        sets_of(suite)  # said now if there is no such suite, not after the model is made
     for part in (built["verifier"], built["buffer"].retirement):
         for field, needed in _NEEDS.items():
             setting, value = f"{type(part).__name__}.{field}", getattr(part, field, None)

@@ -21,14 +21,14 @@ from ..io.stopping import Stop
 from ..records import Question
 from ..rewards import Verifier, Written
 from ..sampling import EngineLost, Request, Sampler
+from ..tracking.samples import SAMPLES, Sample, SampleFile, prompt_hash
+from ..tracking.scores import RESULTS, summarise
 from ..workers.fork_server import close_workers
 from . import results_folder
 from .evaluated_model import RequestBuilder
 from .responses import Episodes, Key, respond
-from .results import summarise
 from .results_folder import ResultsFolder
-from .sample_grading import check_golds, graded, verdicts
-from .samples import Sample, SampleFile, prompt_hash
+from .sample_grading import check_golds, graded, plain_verdicts
 from .sets import BenchmarkSet
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class EvaluationPlan:
     def config(self) -> dict[str, dict[str, Any]]:
         """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS."""
         model = self.builder.model.describe()
-        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows", *results_folder.LATER)
+        names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows", "by", "url")
         return {
             "model": model["path"],
             "common": {
@@ -80,7 +80,7 @@ class EvaluationPlan:
             },
             "benchmarks": {
                 benchmark: {
-                    **{name: facts[name] for name in names},
+                    **{name: facts[name] for name in (*names, "function_sha256")},
                     **{name: facts[name] for name in ("environment",) if name in facts},
                     "limit": self.limit,
                 }
@@ -131,9 +131,9 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
         with claim(out, resume=True):
             config = results_folder.settle(out, plan.config())
             names = [test_set.benchmark.name for test_set in plan.sets]
-            files = {name: SampleFile(out / name / results_folder.SAMPLES) for name in names}
+            files = {name: SampleFile(out / name / SAMPLES) for name in names}
             done = _done(files, requests)
-            has_results = (out / results_folder.RESULTS).exists()
+            has_results = (out / RESULTS).exists()
             finished = ResultsFolder.read(out, without=files) if has_results else ResultsFolder(out, _NOTHING, {}, {})
             earlier, others = finished.results, finished.files
             write_json(out / results_folder.CONFIG, config)
@@ -153,7 +153,7 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             files, seconds = {**others, **files}, results_folder.total_times(out)
             grader = Verifier("math", timeout=plan.timeout, workers=plan.workers, max_failed_share=1.0)
             results = summarise(out.resolve().name, record, facts, not_run, files, seconds, grader)
-            write_json(out / results_folder.RESULTS, results)
+            write_json(out / RESULTS, results)
             return results
     finally:
         close_workers()
@@ -190,7 +190,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
             results = summarise(before["name"], record, facts, not_run, files, seconds, grader)
         finally:
             close_workers()
-        write_json(out / results_folder.RESULTS, results)
+        write_json(out / RESULTS, results)
         return results
 
 
@@ -204,9 +204,10 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str, tags
             )
             for old in batch
         ]
-        fields = verdicts(verifier, pairs, verifier.grade_all(pairs), plain)
-        for sample, graded_fields in zip(batch, fields, strict=True):
-            yield {**sample, **graded_fields}  # type: ignore[typeddict-item]
+        grades, others = verifier.grade_all(pairs), plain_verdicts(verifier, pairs, plain)
+        for old, grade, other in zip(batch, grades, others, strict=True):
+            new = {"extracted": grade.extracted, "verdict": grade.verdict, "sound": grade.sound, "plain": other}
+            yield {**old, **new}  # type: ignore[typeddict-item]
         count += len(batch)
         log.info("%s: %d/%d responses graded", name, count, len(file.keys))
 

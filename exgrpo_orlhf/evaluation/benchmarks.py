@@ -155,6 +155,15 @@ class Definitions:
         """The names of all benchmarks of a group."""
         return [benchmark.name for benchmark in self.benchmarks.values() if benchmark.group == name]
 
+    def listing(self) -> str:
+        """A line for each benchmark and suite."""
+        lines = [
+            f"{name:15} {one.title}{'' if one.rows is None else f', {one.rows:,} questions'}, {one.samples} samples, "
+            f"group {one.group}"
+            for name, one in self.benchmarks.items()
+        ]
+        return "\n".join([*lines, *(f"--suite {name}: {', '.join(members)}" for name, members in self.suites.items())])
+
     def _read(self, file: Path) -> None:
         try:
             blocks = tomllib.loads(file.read_text(encoding="utf-8"))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -22,10 +23,15 @@ from ..io import paths, tokenizer_file
 from ..io.files import sha256
 from ..questions.prompts import PromptEncoder, Prompts
 from ..records import Question
-from ..sampling import Request
+from ..sampling import EngineLost, Request
+from ..tracking.samples import response_seed
 from .benchmarks import Benchmark
 from .sets import BenchmarkSet
 
+if TYPE_CHECKING:
+    from ..sampling.torch_loop import LoopSampler
+
+log = logging.getLogger(__name__)
 _NO_LIMIT = 1 << 40  # prompt tokens: the model's context is the limit
 _UNREADABLE = (OSError, ValueError, KeyError)  # what transformers raises for files that are not there or not a model's
 _OWN_FILES = (".json", ".safetensors", ".bin", ".pt", ".model", ".txt", ".jinja", ".py")  # files of a model
@@ -125,21 +131,61 @@ def _state(checkpoint: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
-def served(name: str, tokenizer_name: str | None) -> EvaluatedModel:
-    """A model of a server. tokenizer_name: folder or hub id; None: only the server has it. Raises ModelError."""
+def served(name: str, tokenizer: str | None, api: str) -> tuple[EvaluatedModel, dict[str, Any]]:
+    """A server's model and, of a checkpoint of a run, what `load` says of its prompts.
+
+    name: the server's, which may be the model's folder here; tokenizer: folder or hub id; None: that of the folder or,
+    with the api 'chat', the server's. Raises ModelError.
+    """
+    if api == "completions" and tokenizer is None:
+        if not Path(name).is_dir():
+            raise ModelError(
+                "--engine openai needs --tokenizer FOLDER-OR-HUB-ID of the served model, to write its prompts; or "
+                "--api chat, where the server writes them"
+            )
+        return load(name)
+    training = training_prompts(Path(tokenizer or name))
+    if tokenizer is None:
+        return EvaluatedModel(name, None, None), training
+    if api == "chat":
+        raise ModelError("--tokenizer cannot be used with --api chat: the server renders the prompts")
     from transformers import AutoConfig
 
-    if tokenizer_name is None:
-        return EvaluatedModel(name, None, None)
     try:
-        tokenizer = tokenizer_file.load(tokenizer_name)
+        loaded = tokenizer_file.load(tokenizer)
     except _UNREADABLE as error:
-        raise ModelError(f"--tokenizer {tokenizer_name}: {' '.join(str(error).split())[:300]}") from error
+        raise ModelError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:300]}") from error
     try:
-        context = _positions(AutoConfig.from_pretrained(tokenizer_name, trust_remote_code=False))
+        context = _positions(AutoConfig.from_pretrained(tokenizer, trust_remote_code=False))
     except _UNREADABLE:  # a tokenizer alone: the server refuses prompts that are too long
         context = None
-    return EvaluatedModel(name, tokenizer, context)
+    return EvaluatedModel(name, loaded, context), training
+
+
+def loop_sampler(model: EvaluatedModel, device: str, dtype: str, rows: int, threads: int) -> LoopSampler:
+    """The model in this process. device, dtype: 'auto' or torch's name; rows: responses at a time
+    threads: of the CPU
+
+    Raises EngineLost for a device that is not there and a model without weights, an end token, or a cache of rows.
+    """
+    import torch
+
+    from ..engines.local.placement import device_of, dtype_of, end_and_pad
+    from ..engines.local.placement import load as load_weights
+    from ..sampling.generation import check_rows
+    from ..sampling.torch_loop import LoopSampler
+
+    if threads > (cores := len(os.sched_getaffinity(0))):
+        log.warning("--threads %d, but this process has %d cores: it is slower by far", threads, cores)
+    torch.set_num_threads(threads)
+    try:
+        place = device_of(device, "--device")
+        loaded = load_weights(model.path, place, dtype_of(dtype, place))
+        end, pad = end_and_pad(loaded, model.tokenizer)
+        check_rows(loaded, pad)
+    except ValueError as error:
+        raise EngineLost(f"{model.path}: {error}") from error
+    return LoopSampler(loaded, model.tokenizer, end, pad, rows)
 
 
 def hash_of(folder: Path) -> str:
@@ -149,37 +195,6 @@ def hash_of(folder: Path) -> str:
         if path.suffix in _OWN_FILES and path.is_file():
             total.update(f"{path.name} {sha256(path)}\n".encode())
     return total.hexdigest()
-
-
-def requests_of(
-    questions: BenchmarkSet, render: Callable[[int, Question], Prompt], seed: int, end: tuple[int, ...] = ()
-) -> Iterator[Request]:
-    """Requests for all samples of all questions of a set, in order.
-
-    render: (row, question) → its prompt; seed: of the evaluation. The seed of a response is made from it, and does not
-    depend on which other questions or samples are evaluated.
-    """
-    benchmark = questions.benchmark
-    for row, question in questions.rows:
-        text, prompt_ids, messages = render(row, question)
-        for sample in range(benchmark.samples):
-            name = f"{seed} {benchmark.name} {row} {question.id} {sample}".encode()
-            yield Request(
-                prompt_ids,
-                int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1,
-                benchmark.max_tokens,
-                benchmark.temperature,
-                benchmark.top_p,
-                end=end,
-                key=(benchmark.name, row, sample),
-                prompt=text,
-                messages=messages,
-            )
-
-
-def render_prompt(encoder: PromptEncoder, question: Question) -> Prompt:
-    """Raises ValueError for a question that cannot be rendered."""
-    return str(encoder.tokenizer.decode(ids := encoder.encode(question))), tuple(ids), tuple(encoder.turns(question))
 
 
 class RequestBuilder:
@@ -207,10 +222,26 @@ class RequestBuilder:
         """Requests for all samples of all questions, in order. Raises ModelError if one exceeds the context."""
         requests: list[Request] = []
         for test_set in sets:
-            requests += requests_of(test_set, partial(self._prompt, test_set.benchmark), self.seed, self._end)
+            for row, question in test_set.rows:
+                requests += self._of_question(test_set.benchmark, row, question)
         if self.model.context is not None:
             self._check_room(requests, self.model.context)
         return requests
+
+    def _of_question(self, benchmark: Benchmark, row: int, question: Question) -> Iterator[Request]:
+        text, prompt_ids, messages = self._prompt(benchmark, row, question)
+        for sample in range(benchmark.samples):
+            yield Request(
+                prompt_ids,
+                response_seed(self.seed, benchmark.name, row, question, sample),
+                benchmark.max_tokens,
+                benchmark.temperature,
+                benchmark.top_p,
+                end=self._end,
+                key=(benchmark.name, row, sample),
+                prompt=text,
+                messages=messages,
+            )
 
     def question(self, benchmark: Benchmark, question: Question) -> Question:
         """A question of a benchmark with what stands around it."""
@@ -255,7 +286,8 @@ class RequestBuilder:
             messages = (*system, ("user", str(question.prompt)))
             return "\n\n".join(content for _, content in messages), (), messages
         try:
-            return render_prompt(self.encoder, question)
+            ids = self.encoder.encode(question)
+            return str(self.encoder.tokenizer.decode(ids)), tuple(ids), tuple(self.encoder.turns(question))
         except (ValueError, TypeError, TemplateError) as error:
             raise ModelError(
                 f"benchmark {benchmark.name!r}, row {row}: --template {self.prompts.template} cannot render it, or it "

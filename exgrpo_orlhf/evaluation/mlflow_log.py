@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..io.redaction import without_password
 from ..tracking.client import LOG_TAG, batches, connect, experiment_id, find_run, first_line, tagged_run
+from ..tracking.scores import metrics
 from .benchmarks import project_definitions
-from .results import metrics
 from .results_folder import CONFIG
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ Everything that a model wrote goes into the page as escaped data and from there 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from ..io.files import write
 from ..show.charts import BINS, LINE, PALETTE, SERIES, WIDTH, Chart, curve, drawing, panel, svg, wrapped
 from ..show.charts import interval as draw_interval
 from ..show.page import page
+from ..tracking.samples import UNGRADED, Line
 from .results_folder import Results, ResultsFolder
 from .results_table import HEAD, benchmark_row, interval, means, missing, notes, of_questions, shortfall
-from .samples import choose
 
 PANEL = (270, 184)  # width and height of a small chart
 Models = Sequence[tuple[str, ResultsFolder]]  # (name, folder)
@@ -70,6 +71,30 @@ def write_report(folders: Sequence[Path], out: Path, samples_per_benchmark: int 
         flat=_flat,
     )
     write(out, text)
+
+
+def choose(lines: Sequence[Line], count: int) -> list[Line]:
+    """At most `count` samples for a reader to look at, in their order, always the same ones.
+
+    First come those on which the graders disagree and those that could not be graded. The room left is divided evenly
+    among the verdicts, with truncated responses apart. Each part is spread evenly over the set, which may be sorted by
+    subject.
+    """
+    if len(lines) <= count:
+        return list(lines)
+    pools = defaultdict(list)
+    for line in lines:
+        first = line.disagree or line.verdict in UNGRADED
+        pools[None if first else (line.verdict, line.truncated)].append(line)
+    chosen = _spread(pools.pop(None, []), count)
+    for i, pool in enumerate(sorted(pools.values(), key=len)):  # room left by a small one goes on
+        chosen += _spread(pool, (count - len(chosen)) // (len(pools) - i))
+    return sorted(chosen)
+
+
+def _spread(lines: Sequence[Line], count: int) -> list[Line]:
+    count = min(count, len(lines))
+    return [lines[i * len(lines) // count] for i in range(count)]
 
 
 def _samples(name: str, model: ResultsFolder, most: int) -> dict[str, Any]:

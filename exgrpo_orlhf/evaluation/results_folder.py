@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..io.json_lines import JsonLines
-from .samples import Line, Sample, SampleFile
+from ..tracking.samples import SAMPLES, Line, Sample, SampleFile
+from ..tracking.scores import FORMAT, RESULTS
 
-CONFIG, RESULTS, TIMES, SESSIONS = "config.json", "results.json", "times.jsonl", "sessions.json"
-SAMPLES = "samples.jsonl"  # in a folder of each benchmark
+CONFIG, TIMES, SESSIONS = "config.json", "times.jsonl", "sessions.json"
 GROWS = ("limit", "samples")  # settings that may be raised later: the responses that exist stay valid
-LATER = ("by", "url", "function_sha256")  # settings that folders of earlier versions do not record
-FORMAT = 1  # of results.json
 Results = dict[str, Any]  # results.json as read
 
 
@@ -47,8 +45,7 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         if earlier["common"]["model"] != config["common"]["model"]:
             differences.insert(0, f"the model: {earlier.get('model', 'unknown')} there, {config['model']} now")
     for name, settings in config["benchmarks"].items():
-        recorded = {key: settings[key] for key in LATER} | before.get(name, settings)
-        differences += _differences(f"{name}.", recorded, settings)
+        differences += _differences(f"{name}.", before.get(name, settings), settings)
     if differences:
         raise FolderError(
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"

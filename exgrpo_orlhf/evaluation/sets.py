@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from ..questions.hub import HubError, commit, load_table, table_rows
 from ..questions.question_files import column_names, read_rows
 from ..questions.reading import field_value, fingerprint, missing_in
 from ..questions.solutions import refuse_solutions
+from ..questions.test_sets import TestSet
 from ..records import Question
 from ..rewards.function import named
 from ..rewards.server import shown
-from .benchmarks import Benchmark, BenchmarkError, SetFile
+from ..tracking.samples import grouped
+from .benchmarks import Benchmark, BenchmarkError, SetFile, project_definitions
 
+log = logging.getLogger(__name__)
 _PREPARED = "prepared"  # verl's layout, as scripts/prepare_data.py writes it
 _CONVERSIONS: dict[str, Conversion] = {  # by the value of `convert` in a block
     "verl": conversions.verl_messages,
@@ -124,11 +128,40 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
     return BenchmarkSet(benchmark, tuple(chosen), len(rows), source, (*notes, *benchmark.departures))
 
 
-def grouped(question: Question, by: str | None) -> Question:
-    """The question with its group, the value of a field of its meta; as it is if it has no such field."""
-    if by is None or by not in question.meta:
-        return question
-    return replace(question, meta={**question.meta, "group": str(question.meta[by])})
+def load_available(
+    benchmarks: Sequence[Benchmark], required: Sequence[str], folders: Sequence[Path], limit: int | None
+) -> tuple[list[BenchmarkSet], dict[str, dict[str, str]]]:
+    """(the sets that are available, name → {"title", "group", "reason"} of the others).
+
+    required: names of benchmarks that were asked for one by one
+    Raises ValueError if one of them is not available, or none is.
+    """
+    available, not_run = [], {}
+    for benchmark in benchmarks:
+        try:
+            available.append(load(benchmark, folders, limit))
+        except Unavailable as error:
+            if benchmark.name in required:
+                raise ValueError(f"benchmark {benchmark.name!r} is not available: {error}") from error
+            log.warning("%s is not run: %s", benchmark.title, error)
+            not_run[benchmark.name] = {"title": benchmark.title, "group": benchmark.group, "reason": str(error)}
+    if not available:
+        raise ValueError("none of the benchmarks is available; give folders with their sets by --data FOLDER")
+    return available, not_run
+
+
+def sets_of(suite: str) -> Iterator[TestSet]:
+    """The sets of a suite that are on this machine: an entry point (questions/test_sets.py). Raises BenchmarkError if
+    there is no such suite."""
+    return map(_test_set, project_definitions().suite(suite))
+
+
+def _test_set(benchmark: Benchmark) -> TestSet:
+    try:
+        found = load(benchmark, (), None, hub=False)
+    except Unavailable:
+        return TestSet(benchmark.title, str(DATASETS), None)
+    return TestSet(benchmark.title, found.source, [question for _, question in found.rows])
 
 
 def _prepared_name(benchmark: Benchmark) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -24,6 +24,11 @@ def response_text(tokenizer: Any, ids: Iterable[int], *own: str) -> str:
     if hidden is None:
         return str(tokenizer.decode([*ids], skip_special_tokens=True))
     return str(tokenizer.decode([token for token in ids if token not in hidden], skip_special_tokens=False))
+
+
+def decoder(tokenizer: Any) -> Callable[[Any], str]:
+    """From an array of token ids to `response_text`."""
+    return lambda ids: response_text(tokenizer, ids.tolist())
 
 
 @lru_cache(maxsize=8)

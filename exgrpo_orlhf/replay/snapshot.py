@@ -140,6 +140,11 @@ def fingerprint(folder: Path) -> str:
     return str(_manifest(folder)["fingerprint"])
 
 
+def read(folder: Path) -> ReplayBuffer:
+    """What a checkpoint has stored, whatever prompts it was made for. Raises SnapshotError for a damaged one."""
+    return load(folder, ReplayBuffer(RetirementPolicy()), fingerprint(folder))
+
+
 def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, questions: Collection[str]) -> ReplayBuffer:
     """Fill an empty buffer, with which a new run starts, with accuracies and trajectories of another run's snapshot.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .bootstrap import LEVEL, Array
+from ..bootstrap import LEVEL, Array
 
 EXACT_UP_TO = 16  # seeds: 65,536 sign patterns
 _NO_SPREAD = 1e-12  # a ratio of standard deviation to magnitude below this is rounding

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..show.bootstrap import Array
+from ..bootstrap import Array
 from ..show.seeds import t_test
 
 Params = Mapping[str, str]  # by name

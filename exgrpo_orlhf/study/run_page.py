@@ -8,17 +8,14 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from .. import checkpoints
 from ..io import tokenizer_file
 from ..io.files import write
 from ..io.paths import run_name
-from ..questions.special_tokens import response_text
+from ..questions.special_tokens import decoder
 from ..records import Question
 from ..replay import ReplayBuffer, RetirementPolicy, snapshot
 from ..show.page import page as filled
@@ -74,20 +71,8 @@ def explore(run: Path, questions: Sequence[Question], notes: Sequence[str] = ())
         history = read(run, ReplayBuffer(RetirementPolicy()), None, questions, str)
         return page(history, run_name(run.resolve()), [*notes, missing])
     step, folder = max(saved.items())
-    history = read(run, buffer_of(folder), step, questions, decoder(folder))
+    history = read(run, snapshot.read(folder / "replay"), step, questions, decoder(tokenizer_file.load(folder)))
     return page(history, run_name(run.resolve()), notes)
-
-
-def buffer_of(checkpoint: Path) -> ReplayBuffer:
-    """What a checkpoint has stored. Raises SnapshotError for a damaged one."""
-    buffer = ReplayBuffer(RetirementPolicy())
-    snapshot.load(checkpoint / "replay", buffer, snapshot.fingerprint(checkpoint / "replay"))
-    return buffer
-
-
-def decoder(checkpoint: Path) -> Callable[[npt.NDArray[np.int32]], str]:
-    tokenizer = tokenizer_file.load(checkpoint)
-    return lambda ids: response_text(tokenizer, ids.tolist())
 
 
 def page(history: History, name: str, notes: Sequence[str] = ()) -> str:

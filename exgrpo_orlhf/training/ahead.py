@@ -123,8 +123,7 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
         pairs = logged if isinstance(logged, dict) else {"logs": logged}
         logs: dict[str, Any] = {name: tuple(map(tuple, values)) for name, values in pairs.items()}
         grade = Grade(**{name: row[name] for name in _OF_GRADE}, **logs)
-        of_rollout = {name: row[name] for name in _OF_ROLLOUT if name in row}  # those of older runs lack the last
-        rollout = Rollout(**of_rollout, grade=grade)
+        rollout = Rollout(**{name: row[name] for name in _OF_ROLLOUT}, grade=grade)
         question_id = row["question_id"]
         earlier = groups[question_id].rollouts if question_id in groups else ()
         groups[question_id] = RolloutGroup(question(question_id), (*earlier, rollout), row["replayed"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..checks import require
-from ..evaluation.validation import check_metric
 from ..experiment import Experiment
 from ..questions.overlap import same_questions
 from ..questions.text import plain_text
 from ..records import Question
 from .supervised_start import SupervisedModel
+from .validation import check_metric
 
 
 def load_questions(experiment: Experiment) -> tuple[list[Question], list[Question]]:

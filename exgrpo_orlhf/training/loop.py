@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from .. import checkpoints
-from ..evaluation.validation import Validation
 from ..experiment import Outcome
 from ..io.files import Files
 from ..io.paths import run_name
@@ -24,6 +23,7 @@ from . import ahead
 from .health import Health
 from .listener import Listener
 from .step import Trainer
+from .validation import Validation
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from .. import checkpoints
 from ..checkpoints import manifest
 from ..engines.engine import MakeEngine, RunSpec
-from ..evaluation.validation import Validation
 from ..experiment import Experiment, Outcome
 from ..io.files import write
 from ..io.paths import run_name
@@ -26,6 +25,7 @@ from .listener import ListenedRun, listeners
 from .load_questions import load_questions
 from .loop import TrainingRun
 from .supervised_start import CURVE, copy_curve
+from .validation import Validation
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
     state = checkpoints.read_state(checkpoint, dict(experiment.identity), experiment.defaults) if checkpoint else None
     checkpoints.remove_partial(folder)
     own_code = experiment.own_code
-    before = state.get("own_code", own_code) if state else own_code
+    before = state["own_code"] if state else own_code
     for binding, digest in own_code.items():
         if digest != before.get(binding):
             log.warning("%s: this file is not that of %s, from which the run goes on", binding, checkpoint)
@@ -60,7 +60,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
 
     batch_ahead, best, best_step = None, None, None
     if checkpoint and state:
-        if (earlier := state.get("validation", evaluator.fingerprint)) != evaluator.fingerprint:
+        if (earlier := state["validation"]) != evaluator.fingerprint:
             raise ValueError(
                 f"the checkpoint was made with another validation set (fingerprint {earlier}, now "
                 f"{evaluator.fingerprint}): one metric would be of two sets; bring Work.validation's questions back"

@@ -15,12 +15,10 @@ import torch
 from run_builders import ROOT, byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_orlhf.engines.local.placement import end_and_pad, load
 from exgrpo_orlhf.evaluation.responses import Key, Response, respond
 from exgrpo_orlhf.io.weights import save as save_model
 from exgrpo_orlhf.sampling import Request, Sampler
 from exgrpo_orlhf.sampling.generation import generate
-from exgrpo_orlhf.sampling.torch_loop import LoopSampler
 
 RUN_BENCH = ROOT / "evals" / "run_bench.py"
 HERE = ("--engine", "transformers", "--no-mlflow")
@@ -71,11 +69,6 @@ def request(i: int, temperature: float = 1.0, max_tokens: int = 100) -> Request:
     top_p = 1.0 if i % 3 else 0.9
     key = ("set", i // 2, i % 2)
     return Request(ids, rng.getrandbits(31), max_tokens, temperature, top_p, key=key, messages=messages)
-
-
-def loop_sampler(folder: Path, rows: int = 64) -> LoopSampler:
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), load(folder, torch.device("cpu"))
-    return LoopSampler(model, tokenizer, *end_and_pad(model, tokenizer), rows)
 
 
 def greedy_by_transformers(folder: Path, requests: Sequence[Request]) -> list[str]:

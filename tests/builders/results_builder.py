@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from exgrpo_orlhf.evaluation.results import summarise
-from exgrpo_orlhf.evaluation.samples import SampleFile
 from exgrpo_orlhf.io.files import write_json
+from exgrpo_orlhf.tracking.samples import SampleFile
+from exgrpo_orlhf.tracking.scores import summarise
 
 TITLES = {
     "aime24": "AIME24",

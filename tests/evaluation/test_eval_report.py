@@ -16,10 +16,10 @@ from drawn_charts import across, charts, horizontal, numbers, of_class, opened, 
 from eval_builders import samples
 from results_builder import make_results
 
-from exgrpo_orlhf.evaluation.report import write_report
+from exgrpo_orlhf.evaluation.report import choose, write_report
 from exgrpo_orlhf.evaluation.results_folder import ResultsFolder
 from exgrpo_orlhf.evaluation.results_table import benchmark_row, interval, means
-from exgrpo_orlhf.evaluation.samples import VERDICTS, Line, choose
+from exgrpo_orlhf.tracking.samples import VERDICTS, Line
 
 SIZES = {"aime24": (30, 30, 30, 8), "amc": (10, 40, 83, 4), "math500": (90, 90, 90, 1)}
 NOT_RUN = {"gpqa": "gated: <needs> a token & a licence"}

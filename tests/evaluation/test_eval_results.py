@@ -11,11 +11,10 @@ from results_builder import line, make_results
 
 from exgrpo_orlhf.evaluation import benchmarks
 from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, BenchmarkError, Definitions
-from exgrpo_orlhf.evaluation.results import metrics, summarise
 from exgrpo_orlhf.evaluation.results_table import means
-from exgrpo_orlhf.evaluation.sample_grading import votes
-from exgrpo_orlhf.evaluation.samples import SampleFile
 from exgrpo_orlhf.rewards import Verifier
+from exgrpo_orlhf.tracking.samples import SampleFile
+from exgrpo_orlhf.tracking.scores import metrics, summarise, votes
 from exgrpo_orlhf.workers.fork_server import close_workers
 
 LINES = [  # row, sample, verdict, plain, extracted, finish, tokens, sound, group

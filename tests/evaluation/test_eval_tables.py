@@ -13,10 +13,9 @@ from run_builders import ROOT
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.evaluation.paper import markdown, read_paper
+from exgrpo_orlhf.evaluation.paper_table import suite_table
 from exgrpo_orlhf.evaluation.results_table import terminal
 from exgrpo_orlhf.show.seeds import mean
-from exgrpo_orlhf.study.paper_table import suite_table
-from exgrpo_orlhf.study.suite import Suite
 
 PUBLISHED = read_paper(ROOT / "evals" / "paper.toml")
 PAPER = replace(PUBLISHED, questions={})  # the sets made here have 12 questions
@@ -107,7 +106,7 @@ def test_every_variant_of_the_papers_suites_has_its_row(file):
 
 def test_the_papers_differences_that_one_run_cannot_show_are_marked():
     suite = config.load_suite(ROOT / "gin" / "paper" / "table6.gin")
-    text = suite_table(PUBLISHED, "table6", suite, BACKBONE, {variant: {} for variant in suite.variants})
+    text = suite_table(PUBLISHED, "table6", suite.baseline, BACKBONE, {variant: {} for variant in suite.variants})
     widths = dict(zip(PAPER.titles, line_of(text, "± of one run").split()[4:], strict=True))
     row, numbers = PAPER.rows[None, BACKBONE, "ExGRPO"], (30, 30, 83, 500, 272, 675, 1172, 198, 12032)
     sizes = dict(zip(TITLES, numbers, strict=True))
@@ -130,8 +129,7 @@ def test_the_papers_differences_that_one_run_cannot_show_are_marked():
 
 
 def test_an_accuracy_of_0_still_has_an_interval():
-    suite = Suite({"on-policy": ()}, baseline="on-policy")
-    text = suite_table(PAPER, "table1", suite, "Llama-3.1-8B", {"on-policy": {}})
+    text = suite_table(PAPER, "table1", "on-policy", "Llama-3.1-8B", {"on-policy": {}})
     widths = line_of(text, "± of one run").split()[4:]
     assert float(widths[8]) == pytest.approx(50 * (1 - 0.025 ** (1 / 198)), abs=0.1), "GPQA: 0 of 198"
     assert float(widths[0]) > 196 * (0.004 * 0.996 / 30) ** 0.5, "AIME24: 0.4 % of 30, less than one question"
@@ -139,9 +137,7 @@ def test_an_accuracy_of_0_still_has_an_interval():
 
 @pytest.mark.parametrize("baseline", [None, "mine"])
 def test_without_a_baseline_of_the_paper_the_table_has_no_half_width_and_says_so(baseline):
-    text = suite_table(
-        PAPER, "table6", Suite({"ExGRPO": (), "mine": ()}, baseline), BACKBONE, {"ExGRPO": {}, "mine": {}}
-    )
+    text = suite_table(PAPER, "table6", baseline, BACKBONE, {"ExGRPO": {}, "mine": {}})
     assert "The suite binds no Suite.baseline that is in the paper" in text
     assert "± of one run, no ~" in text.split("\n")[-1]
     assert "None" not in text
@@ -149,11 +145,10 @@ def test_without_a_baseline_of_the_paper_the_table_has_no_half_width_and_says_so
 
 def test_runs_of_a_suite_stand_below_the_papers_rows_and_several_seeds_become_a_mean(tmp_path):
     few = {"aime24": (12, 12, 12, 32), "math500": (12, 12, 12, 2)}
-    suite = Suite({"ExGRPO": (), "wo_both": (), "mine": ()}, baseline="ExGRPO")
-    runs = {variant: {} for variant in suite.variants}
+    runs = {variant: {} for variant in ("ExGRPO", "wo_both", "mine")}
     runs["mine"] = {"seed0": make_results(tmp_path / "mine", few)}
     runs["wo_both"] = {f"seed{i}": make_results(tmp_path / f"seed{i}", few, seed=i) for i in range(3)}
-    text = suite_table(PAPER, "table6", suite, BACKBONE, runs).split("\n")
+    text = suite_table(PAPER, "table6", "ExGRPO", BACKBONE, runs).split("\n")
     values = [results["benchmarks"]["aime24"]["avg"]["value"] for results in runs["wo_both"].values()]
     begin = text.index(line_of("\n".join(text), "wo_both, the paper"))
     assert [line.split()[1] for line in text[begin + 1 : begin + 4]] == [f"{100 * value:.1f}" for value in values]

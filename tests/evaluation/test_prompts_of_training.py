@@ -12,7 +12,7 @@ from run_builders import SWITCHED, THINKING, byte_tokenizer, train_small
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
-from exgrpo_orlhf.evaluation import evaluated_model
+from exgrpo_orlhf.evaluation import evaluated_model, prompts_as_trained
 from exgrpo_orlhf.evaluation.benchmarks import Benchmark
 from exgrpo_orlhf.evaluation.sets import BenchmarkSet
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
@@ -32,11 +32,12 @@ def prompt_of(script, byte_model):
 
     def run(training, *words, model=None, verifier="exact", ask=None) -> tuple[str, list[str]]:
         model = model or evaluated_model.load(str(byte_model))[0]
-        settings = script._prompts(script._run_parser().parse_args([*map(str, words)]), model, training)
+        options = script._prompt_options(script._run_parser().parse_args([*map(str, words)]))
+        settings = prompts_as_trained.prompts_of(options, model, training)
         builder = evaluated_model.RequestBuilder(model, settings, 0, training)
         benchmark = Benchmark("mine", "Mine", verifier, 1, 0.0, 1.0, 8, ask=ask)
         question = builder.question(benchmark, Question.make("", "2+2?", "4"))
-        return builder.encoder.render(question), script._prompt_departures(builder, training, [benchmark])
+        return builder.encoder.render(question), prompts_as_trained.departures(builder, [benchmark])
 
     return run
 
@@ -246,12 +247,13 @@ def test_a_server_of_a_checkpoint_is_asked_as_in_training_as_far_as_it_is_known(
         arguments = script._run_parser().parse_args(arguments)
         script._settle_engine(arguments)
         model, training, _ = script._model(arguments)
-        builder = evaluated_model.RequestBuilder(model, script._prompts(arguments, model, training), 0, training)
+        prompts = prompts_as_trained.prompts_of(script._prompt_options(arguments), model, training)
+        builder = evaluated_model.RequestBuilder(model, prompts, 0, training)
         benchmark = Benchmark("mine", "Mine", "math", 1, 0.0, 1.0, 8)
         question = Question.make("mine", "2+2?", "4")
         [request] = builder.requests([BenchmarkSet(benchmark, ((0, question),), 1, "here", ())])
         assert (request.messages == asked) == bool(training)
-        assert script._prompt_departures(builder, training, [benchmark]) == departures
+        assert prompts_as_trained.departures(builder, [benchmark]) == departures
 
 
 def test_top_p_of_greedy_decoding_is_said_to_have_no_effect(byte_model, bench, tmp_path, caplog):
@@ -278,19 +280,13 @@ def test_top_p_of_greedy_decoding_is_said_to_have_no_effect(byte_model, bench, t
         (["--api", "completions"], "--api is for --engine openai"),  # the default, but nothing reads it
         (["--concurrency", 8], "--concurrency is for --engine openai"),
         (["--key-variable", "KEY"], "--key-variable is for --engine openai"),
-        (["--tensor-parallel", 1], "--tensor-parallel is for --engine vllm"),
-        (["--replicas", 2], "--replicas is for --engine vllm"),
-        (["--gpu-memory", 0.5], "--gpu-memory is for --engine vllm"),
         *(
-            (
-                ["--engine", engine, f"--{name}", value],
-                f"--{name} is for --engine {engines}, and this is --engine {engine}",
-            )
-            for engine in ("vllm", "openai")
-            for name, value, engines in (
-                *(("device", "cpu", "transformers"), ("threads", 1, "transformers"), ("rows", 4, "transformers")),
-                *((("dtype", "float32", "vllm or transformers"),) if engine == "openai" else ()),
-            )
+            (words, "start `vllm serve MODEL`")
+            for words in (["--engine", "vllm"], ["--tensor-parallel", 1], ["--replicas", 2], ["--gpu-memory", 0.5])
+        ),
+        *(
+            (["--engine", "openai", f"--{name}", value], f"--{name} is for --engine transformers, and this is --engine")
+            for name, value in (("device", "cpu"), ("threads", 1), ("rows", 4), ("dtype", "float32"))
         ),
         (
             ["--engine", "openai", "--base-url", "http://localhost:1/v1", "--api", "chat", "--tokenizer", "here"],

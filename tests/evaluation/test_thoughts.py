@@ -17,12 +17,12 @@ from exgrpo_orlhf.environments import playing
 from exgrpo_orlhf.evaluation import responses
 from exgrpo_orlhf.evaluation.responses import Response
 from exgrpo_orlhf.grader.thoughts import opens_thought
+from exgrpo_orlhf.io import tokenizer_file
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
-from exgrpo_orlhf.questions.special_tokens import response_text
+from exgrpo_orlhf.questions.special_tokens import decoder, response_text
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier, Written
 from exgrpo_orlhf.sampling import Request
-from exgrpo_orlhf.study.run_page import decoder
 from exgrpo_orlhf.testbed.reasoning_gym import ReasoningGym
 
 BOX = "\\boxed{2}"
@@ -153,7 +153,7 @@ def test_tags_that_are_special_tokens_are_seen_and_end_and_padding_are_not(begin
     response = Response.of(Request((), 0, 1, 1.0), rollout("wrong", ids), tokenizer, tags=own)
     shown = re.sub(r"<\|(?:end|constrain)\|>", "", text)  # no part of gpt-oss' tags
     assert shown == response.text == response.written.text
-    assert own or shown == decoder(tmp_path)(ids)
+    assert own or shown == decoder(tokenizer_file.load(tmp_path))(ids)
     assert Verifier("exact", format="think_answer").grade(Question.make("t", "", shown), response.written).correct
     plain = byte_tokenizer()
     assert response_text(plain, ids[:-5]) == plain.decode(ids[:-5].tolist(), skip_special_tokens=True)

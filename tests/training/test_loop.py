@@ -22,13 +22,13 @@ from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import RunFolderError, UnusableCheckpoint, claim
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
-from exgrpo_orlhf.evaluation.validation import Validation
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.replay.snapshot import SnapshotError
 from exgrpo_orlhf.rewards import GradingError
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.run import train
+from exgrpo_orlhf.training.validation import Validation
 
 CALCULATOR = ROOT / "exgrpo_orlhf" / "testbed" / "chain_calculator.py"
 UNEVALUATED = "train.eval_every = None"

@@ -358,9 +358,9 @@ def test_a_run_of_an_older_version_goes_on_with_the_values_that_the_refusal_name
 
 
 def test_a_run_is_not_resumed_with_other_validation_questions_or_with_a_best_metric_that_is_not_measured(
-    raw_model, tmp_path, monkeypatch
+    raw_model, tmp_path
 ):
-    """The file changed, not its binding. A checkpoint that does not say its questions is accepted."""
+    """The file changed, not its binding."""
     run, file = tmp_path / "run", tmp_path / "validation.jsonl"
     settings = ["Work.validation = @QuestionFile()", f"QuestionFile.path = {str(file)!r}", "train.eval_every = 9"]
     file.write_text('{"prompt": "1+1+1+1=", "answer": "4"}\n')
@@ -371,10 +371,6 @@ def test_a_run_is_not_resumed_with_other_validation_questions_or_with_a_best_met
     file.write_text('{"prompt": "1+1+1+2=", "answer": "5"}\n')
     with pytest.raises(ValueError, match=r"made with another validation set .* bring Work.validation's questions back"):
         train_small(raw_model, run, "train.steps = 2", *settings, resume=True)
-    read = checkpoints.read_state
-    old = lambda *arguments: {name: value for name, value in read(*arguments).items() if name != "validation"}
-    monkeypatch.setattr(checkpoints, "read_state", old)
-    assert train_small(raw_model, run, "train.steps = 2", *settings, resume=True).steps == 2
 
 
 def test_a_template_that_writes_the_date_cannot_be_resumed_on_another_day_unseen(raw_model, tmp_path, monkeypatch):

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.evaluation.at_k import pass_at_k
-from exgrpo_orlhf.show.bootstrap import Estimate, interval, intervals, mean_over
+from exgrpo_orlhf.bootstrap import Estimate, interval, intervals, mean_over
+from exgrpo_orlhf.tracking.at_k import pass_at_k
 
 REPEATS = 1000  # a coverage of 95 % is measured with a standard error of 0.7 %
 RESAMPLES = 500
@@ -94,7 +94,7 @@ def test_a_seed_fixes_the_interval_whatever_the_order_of_questions_and_the_porti
     values = seeded().random(300)
     first = interval(values, seeded(1))
     assert interval(values[::-1], seeded(1)) == first != interval(values, seeded(2))
-    monkeypatch.setattr("exgrpo_orlhf.show.bootstrap._AT_ONCE", 70_000)
+    monkeypatch.setattr("exgrpo_orlhf.bootstrap._AT_ONCE", 70_000)
     assert interval(values, seeded(1)) == first
 
 

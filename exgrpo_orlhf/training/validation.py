@@ -1,31 +1,26 @@
-"""Evaluation during training on the run's validation questions, with the code of the batch evaluation."""
+"""Evaluation during training: responses to the run's validation questions, graded, with their metrics and files."""
 
 from __future__ import annotations
 
 import difflib
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.files import write_json
+from ..io.files import sha256, write_json
 from ..io.provenance import now
 from ..questions import fingerprint
 from ..questions.overlap import same_questions
+from ..questions.test_sets import sets_of
 from ..questions.text import plain_text
 from ..records import Question
 from ..rewards import Verifier
+from ..rewards.function import named
+from ..rewards.server import shown
 from ..settings import Evaluation
-from . import sets
-from .benchmarks import Benchmark, project_definitions
-from .evaluated_model import EvaluatedModel, render_prompt, requests_of
-from .responses import Response
-from .results import MAJORITY_FROM, RATES, at_k, bound_of, metrics, summarise
-from .results_folder import RESULTS, SAMPLES
-from .sample_grading import graded
-from .samples import SampleFile
-from .sets import grouped
+from ..tracking.samples import SAMPLES, Answered, Sample, SampleFile, graded, grouped, response_seed
+from ..tracking.scores import MAJORITY_FROM, RATES, RESULTS, at_k, bound_of, metrics, summarise
 
 if TYPE_CHECKING:
     from ..engines.engine import Engine
@@ -60,13 +55,8 @@ class Validation:
         self.questions = [
             grouped(question, level) if level and _has(question, level) else question for question in questions
         ]
-        self._verifier, self._run, self._seed, self._record = verifier, run, seed, {**record, "seed": seed}
-        sampling = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": max_tokens}
-        decides = verifier.deciding
-        kind = {"verifier": decides.kind, "function": decides.function, "url": decides.url}
-        benchmark = Benchmark(NAME, "Validation", group=NAME, samples=settings.samples, **kind, **sampling)  # type: ignore[arg-type]
-        rows = tuple(enumerate(self.questions))
-        self._set = sets.BenchmarkSet(benchmark, rows, len(rows), "Work.validation", ())
+        self._verifier, self._run, self._seed, self._tokens = verifier, run, seed, max_tokens
+        self._record = {**record, "seed": seed}
         if self.questions and settings.disjoint_from is not None:
             refuse_test_questions(self.questions, settings.disjoint_from)
 
@@ -75,37 +65,81 @@ class Validation:
 
         progress: steps made, and planned
         """
-        settings, rows, step = self.settings, dict(self._set.rows), progress[0]
-        prompts = engine.prompts
-        requests = list(requests_of(self._set, lambda _, question: render_prompt(prompts, question), self._seed))
-        seeds = [
-            [request.seed_at(0) for request in same] for _, same in groupby(requests, lambda request: request.key[1])
-        ]
-        rollouts = engine.generate_for(self.questions, seeds, settings.temperature, settings.top_p)
-        responses = [
-            Response(
-                *(request, engine.decode(rollout.token_ids), rollout.length, rollout.finish),
-                engine.written(rows[request.key[1]], rollout),
-                grade=rollout.grade,
-            )
-            for request, rollout in zip(requests, chain.from_iterable(rollouts), strict=True)
-        ]
+        step = progress[0]
         folder = self._run / "evaluation" / str(step)
         path = folder / NAME / SAMPLES
         path.unlink(missing_ok=True)  # of a step that is run again
         file = SampleFile(path)
-        samples = graded(self._verifier, responses, rows, plain=False, progress=progress)
+        samples = graded(self._verifier, self._responses(engine), progress)
         file.write(samples)
-        model = EvaluatedModel(str(self._run), None, None, run=self._run.name, step=step)
-        record = {**self._record, "model": model.describe(), "finished": now()}
-        facts = {NAME: self._set.facts(ask=None, of_group=[NAME])}
-        results = summarise(model.name, record, facts, {}, {NAME: file}, {}, self._verifier.deciding)
+        model = {"path": str(self._run), "hash": None, "revision": None, "run": self._run.name, "step": step}
+        model |= {"mlflow_run_id": None, "metrics_log": None}
+        record = {**self._record, "model": model, "finished": now()}
+        name, facts = f"{self._run.name}-{step}", {NAME: self._facts()}
+        results = summarise(name, record, facts, {}, {NAME: file}, {}, self._verifier.deciding)
         write_json(folder / RESULTS, results)
+        return self._metrics(results, samples)
+
+    def _responses(self, engine: Engine) -> list[Answered]:
+        """By question and sample. Raises EngineLost."""
+        settings, samples = self.settings, range(self.settings.samples)
+        seeds = [
+            [response_seed(self._seed, NAME, row, question, sample) for sample in samples]
+            for row, question in enumerate(self.questions)
+        ]
+        rollouts = engine.generate_for(self.questions, seeds, settings.temperature, settings.top_p)
+        answered = []
+        for row, question in enumerate(self.questions):
+            prompt_ids = engine.prompts.encode(question)
+            prompt = str(engine.prompts.tokenizer.decode(prompt_ids))
+            answered += [
+                Answered(
+                    *(row, sample, seeds[row][sample], question, prompt, len(prompt_ids)),
+                    text=engine.decode(rollout.token_ids),
+                    tokens=rollout.length,
+                    finish=rollout.finish,
+                    written=engine.written(question, rollout),
+                    grade=rollout.grade,
+                )
+                for sample, rollout in enumerate(rollouts[row])
+            ]
+        return answered
+
+    def _facts(self) -> dict[str, Any]:
+        """What the entry in results.json says besides what is measured, as of a benchmark."""
+        settings, decides = self.settings, self._verifier.deciding
+        urls = (decides.url,) if isinstance(decides.url, str) else decides.url
+        return {
+            "title": "Validation",
+            "group": NAME,
+            "samples": settings.samples,
+            "verifier": decides.kind,
+            "function": decides.function,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "max_tokens": self._tokens,
+            "by": None,
+            "function_sha256": decides.function and sha256(named(decides.function)[0]),
+            "url": urls and [*map(shown, urls)],
+            "ask": None,
+            "of_group": [NAME],
+            "in_mean": True,
+            "departures": [],
+            "source": "Work.validation",
+            "fingerprint": fingerprint(self.questions),
+            "questions": len(self.questions),
+            "rows": len(self.questions),
+            "official_rows": None,
+            "whole": True,
+            "notes": [],
+        }
+
+    def _metrics(self, results: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, float]:
         entry = results["benchmarks"][NAME]
         values = metrics(results, means=False)
         if any(sample["sound"] is not None for sample in samples):
             values["eval/lucky_guess_rate"] = entry["lucky_guess_rate"] or 0.0
-        if settings.temperature == 0:  # short names, in total and by number of operands or steps if they have one
+        if self.settings.temperature == 0:  # short names, in total and by number of operands or steps if they have one
             values["eval/greedy_accuracy"] = entry["avg"]["value"]
             for group, score in entry["by_group"].items():
                 values[f"eval/greedy_accuracy_{group}_{self._level}"] = score["value"]
@@ -149,19 +183,15 @@ def check_metric(name: str | None, settings: Evaluation, questions: Sequence[Que
 
 def refuse_test_questions(questions: Sequence[Question], suite: str) -> None:
     """Raises ValueError if a set of the suite has a validation question. Sets that are not available are logged."""
-    absent = []
-    for benchmark in project_definitions().suite(suite):
-        try:
-            tests = sets.load(benchmark, (), None, hub=False)
-        except sets.Unavailable:
-            absent.append(benchmark.title)
-            continue
-        shared = same_questions([question for _, question in tests.rows], questions)
-        if shared:
+    absent: dict[str, list[str]] = {}
+    for test_set in sets_of(suite):
+        if test_set.questions is None:
+            absent.setdefault(test_set.source, []).append(test_set.title)
+        elif shared := same_questions(test_set.questions, questions):
             raise ValueError(
-                f"{len(shared)} of {len(questions)} validation questions are in {benchmark.title} ({tests.source}), "
+                f"{len(shared)} of {len(questions)} validation questions are in {test_set.title} ({test_set.source}), "
                 f"such as {plain_text(shared[0][1].prompt)[:80]!r}: a checkpoint chosen by them would be chosen on the "
                 "test. Bind another set to Work.validation, or set Evaluation.disjoint_from = None if this is intended"
             )
-    if absent:
-        log.info("validation was not compared with %s: not in %s", ", ".join(absent), sets.DATASETS)
+    for place, titles in absent.items():
+        log.info("validation was not compared with %s: not in %s", ", ".join(titles), place)

@@ -21,16 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import checkpoints
+from ..io import tokenizer_file
 from ..io.json_lines import JsonLines
+from ..questions.special_tokens import decoder
 from ..questions.text import with_roles
 from ..records import Question, Trajectory
-from ..replay import DifficultyBuckets
+from ..replay import DifficultyBuckets, snapshot
 from ..replay.difficulty import LEVELS
 from ..replay.dynamic_sampling import DynamicSampling
 from ..sampling import Request, Sampler
 from ..tracking.decisions import ID, DecisionLog
 from ..tracking.metrics_log import MetricsLog
-from .run_page import buffer_of, decoder
 
 Table = list[dict[str, Any]]
 CODE = "```"  # opens or closes a block of code
@@ -110,8 +111,8 @@ def responses(
 def _stored(
     checkpoint: Path, questions: Mapping[str, Question], is_correct: Callable[[Trajectory], bool]
 ) -> list[Response]:
-    decode, found = decoder(checkpoint), []
-    for question_id, record in buffer_of(checkpoint).records.items():
+    decode, found = decoder(tokenizer_file.load(checkpoint)), []
+    for question_id, record in snapshot.read(checkpoint / "replay").records.items():
         question = questions.get(question_id)
         for trajectory, key, _ in record.stored:
             found.append(

@@ -13,7 +13,7 @@ from run_builders import rows, small_bindings, train_small
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import sets
 from exgrpo_orlhf.evaluation.report import write_report
-from exgrpo_orlhf.evaluation.validation import metric_names
+from exgrpo_orlhf.training.validation import metric_names
 
 SAMPLED = ("Evaluation.samples = 4", "Evaluation.temperature = 0.8", "Evaluation.top_p = 0.95")
 

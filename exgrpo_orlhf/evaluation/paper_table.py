@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
 from scipy.special import ndtri
 
-from ..evaluation.benchmarks import project_definitions
-from ..evaluation.paper import Paper, bounds_text, score, value_text
-from ..evaluation.results_folder import Results
-from ..show.bootstrap import LEVEL
+from .. import checkpoints
+from ..bootstrap import LEVEL
 from ..show.seeds import mean
 from ..show.tables import NONE, aligned, percent
-from .suite import Suite
+from .benchmarks import project_definitions
+from .paper import Paper, bounds_text, score, value_text
+from .results_folder import Results
 
 
-def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict[str, dict[str, Results]]) -> str:
+def runs_of(folder: Path, variants: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """The runs of a suite, variant by variant and seed by seed; of a variant without any, that of seed 0."""
+    for variant in variants:
+        runs = sorted((folder / variant).glob("seed*"), key=lambda run: (len(run.name), run.name))
+        yield from ((variant, run) for run in runs or [folder / variant / "seed0"])
+
+
+def last_checkpoint(run: Path) -> Path | None:
+    """Of a run that has made all of its steps; None of another one."""
+    saved, file = checkpoints.find(run), run / "config.gin"
+    planned = re.search(r"(?m)^train\.steps = (\d+)", file.read_text("utf-8") if file.exists() else "")
+    return saved[max(saved)] if saved and planned and max(saved) >= int(planned[1]) else None
+
+
+def suite_table(
+    paper: Paper, name: str, baseline: str | None, backbone: str, runs: Mapping[str, Mapping[str, Results]]
+) -> str:
     """The variants of a suite, for each one the paper's row and ours, with intervals and notes.
 
-    name: of the suite's file, as in evals/paper.toml; backbone: of the paper's rows; runs: variant -> seed -> results
+    name: of the suite's file, as in evals/paper.toml; baseline: the variant that Suite.baseline names
+    backbone: of the paper's rows; runs: variant -> seed -> results
     """
-    rows = {v: paper.rows.get((name, backbone, v)) or paper.rows.get((None, backbone, v), {}) for v in suite.variants}
-    base, benchmarks = rows.get(suite.baseline or "", {}), project_definitions().benchmarks
+    rows = {v: paper.rows.get((name, backbone, v)) or paper.rows.get((None, backbone, v), {}) for v in runs}
+    base, benchmarks = rows.get(baseline or "", {}), project_definitions().benchmarks
     sizes = {column: paper.questions.get(column) or benchmarks[column].rows or 0 for column in paper.samples}
     z2 = float(ndtri((1 + LEVEL) / 2)) ** 2
     shares = {column: (base[column] / 100, n) for column, n in sizes.items() if base}
@@ -40,7 +61,7 @@ def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict
     lines += [line("± of one run", {c: f"{width:.1f}" for c, width in widths.items()})] if base else []
     footnotes: dict[str, None] = {}
     for variant, row in rows.items():
-        near = {c for c in row.keys() & widths if variant != suite.baseline and abs(row[c] - base[c]) <= widths[c]}
+        near = {c for c in row.keys() & widths if variant != baseline and abs(row[c] - base[c]) <= widths[c]}
         lines.append(line(f"{variant}, the paper", {c: f"{value:.1f}{' ~' * (c in near)}" for c, value in row.items()}))
         by_seed = []
         for seed, results in runs[variant].items():
@@ -55,9 +76,9 @@ def suite_table(paper: Paper, name: str, suite: Suite, backbone: str, runs: dict
             bounds = {c: estimate.bounds for c, estimate in means.items()}
         lines += [line("    95 %", {c: bounds_text(ends) for c, ends in bounds.items()})] if by_seed else []
     notes = [
-        f"±: half of the 95 % interval (Wilson's) of one run with the accuracies of the paper's {suite.baseline}. By "
+        f"±: half of the 95 % interval (Wilson's) of one run with the accuracies of the paper's {baseline}. By "
         "question, variance p (1 − p): exact for one sample, the worst case for avg@32 (no figures by question exist).",
-        f"~: within ± of {suite.baseline}: one run may not show it. Two runs have a difference with that interval if "
+        f"~: within ± of {baseline}: one run may not show it. Two runs have a difference with that interval if "
         "their results on a question correlate by 0.5; training seeds add to it.",
     ]
     text = [

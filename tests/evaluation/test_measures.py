@@ -15,9 +15,9 @@ from http_server import http_server
 from run_builders import MIXED_PHASE, rows, run_here
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.replay import DifficultyBuckets
+from exgrpo_orlhf.evaluation import measures
+from exgrpo_orlhf.replay import DifficultyBuckets, snapshot
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
-from exgrpo_orlhf.study import measures
 
 PROMPT = "Is this {response} a valid answer to {question}, which is {answer}? Braces {stay}."
 
@@ -86,7 +86,7 @@ def test_stored_failures_are_not_among_the_correct_responses(warm_model, tmp_pat
     stores_all = ("ReplayMixer.stores = 'all'", "ReplayBuffer.per_question = 8")
     run_here(warm_model, [*MIXED_PHASE, *stores_all], tmp_path, resume=False)
     table = [row for row in measured(run_script, "entropy", tmp_path) if row["kind"] == "stored"]
-    records = measures.buffer_of(max(checkpoints.find(tmp_path).items())[1]).records.values()
+    records = snapshot.read(max(checkpoints.find(tmp_path).items())[1] / "replay").records.values()
     rewards = [trajectory.reward for record in records for trajectory, *_ in record.stored]
     assert {*rewards} == {0.0, 1.0}
     assert sum(int(row["responses"]) for row in table if row["reasoning"] == "all") == sum(rewards)

@@ -1,16 +1,21 @@
-"""The samples of a benchmark in `samples.jsonl`: one line each, appended as soon as it is graded."""
+"""Graded responses to the questions of a benchmark or of validation, one line each in `samples.jsonl`."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from ..grader.grade import Grade
 from ..io.files import replacing
 from ..io.json_lines import JsonLines
+from ..questions.text import plain_text
+from ..records import Question
+from ..rewards import Verifier, Written
 
+SAMPLES = "samples.jsonl"  # in a folder of each benchmark
 VERDICTS = ("correct", "wrong", "no_answer", "timeout", "error")
 UNGRADED = ("timeout", "error")
 
@@ -46,6 +51,73 @@ class Sample(TypedDict):
     rewards: NotRequired[dict[str, float]]
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A response before it is graded. Fields as in `Sample`.
+
+    text: of the response; tokens: their number, with the end token; written: as the verifier gets it
+    grade: by the environment in which it was played; None: the verifier gives one
+    """
+
+    row: int
+    sample: int
+    seed: int
+    question: Question
+    prompt: str
+    prompt_tokens: int
+    text: str
+    tokens: int
+    finish: str
+    written: Written
+    grade: Grade | None = None
+
+
+def graded(verifier: Verifier, answered: Sequence[Answered], progress: tuple[int, int] = (0, 1)) -> list[Sample]:
+    """The samples of responses, in order. progress: as `Answer` has it. Raises GradingError."""
+    ungraded = [(one.question, one.written) for one in answered if one.grade is None]
+    new_grades = iter(verifier.grade_all(ungraded, progress))
+    grades = [one.grade or next(new_grades) for one in answered]
+    verifier.check_failed(grades)
+    return [_sample(one, grade) for one, grade in zip(answered, grades, strict=True)]
+
+
+def _sample(answered: Answered, grade: Grade) -> Sample:
+    question = answered.question
+    sample: Sample = {
+        "row": answered.row,
+        "sample": answered.sample,
+        "id": question.id,
+        "seed": answered.seed,
+        "question": plain_text(question.prompt),
+        "prompt": answered.prompt,
+        "gold": question.answer_text,
+        "response": answered.text,
+        "extracted": grade.extracted,
+        "verdict": grade.verdict,
+        "sound": grade.sound,
+        "plain": None,
+        "prompt_tokens": answered.prompt_tokens,
+        "response_tokens": answered.tokens,
+        "finish": answered.finish,
+        "group": question.meta.get("group"),
+    }
+    return {**sample, "rewards": dict(grade.parts)} if grade.parts else sample
+
+
+def grouped(question: Question, by: str | None) -> Question:
+    """The question with its group, the value of a field of its meta; as it is if it has no such field."""
+    if by is None or by not in question.meta:
+        return question
+    return replace(question, meta={**question.meta, "group": str(question.meta[by])})
+
+
+def response_seed(seed: int, test_set: str, row: int, question: Question, sample: int) -> int:
+    """The seed of a response, made from that of the evaluation. It does not depend on which other questions or samples
+    are evaluated."""
+    name = f"{seed} {test_set} {row} {question.id} {sample}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
+
+
 class Line(NamedTuple):
     """A sample without its texts. tokens: of the response; prompt: hash of its seed and prompt (`prompt_hash`)"""
 
@@ -61,30 +133,6 @@ class Line(NamedTuple):
     def disagree(self) -> bool:
         """One grader says that the response is correct, the other does not."""
         return self.plain is not None and (self.plain == "correct") != (self.verdict == "correct")
-
-
-def choose(lines: Sequence[Line], count: int) -> list[Line]:
-    """At most `count` samples for a reader to look at, in their order, always the same ones.
-
-    First come those on which the graders disagree and those that could not be graded. The room left is divided evenly
-    among the verdicts, with truncated responses apart. Each part is spread evenly over the set, which may be sorted by
-    subject.
-    """
-    if len(lines) <= count:
-        return list(lines)
-    pools = defaultdict(list)
-    for line in lines:
-        first = line.disagree or line.verdict in UNGRADED
-        pools[None if first else (line.verdict, line.truncated)].append(line)
-    chosen = _spread(pools.pop(None, []), count)
-    for i, pool in enumerate(sorted(pools.values(), key=len)):  # room left by a small one goes on
-        chosen += _spread(pool, (count - len(chosen)) // (len(pools) - i))
-    return sorted(chosen)
-
-
-def _spread(lines: Sequence[Line], count: int) -> list[Line]:
-    count = min(count, len(lines))
-    return [lines[i * len(lines) // count] for i in range(count)]
 
 
 class SampleFile(JsonLines):

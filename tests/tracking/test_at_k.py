@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.evaluation.at_k import maj_at_k, pass_at_k
+from exgrpo_orlhf.tracking.at_k import maj_at_k, pass_at_k
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 5, 8])

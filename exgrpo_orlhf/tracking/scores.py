@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from ..bootstrap import Array, interval, intervals, mean_over
+from ..questions.text import normalised_answer
+from ..records import Question
 from ..rewards import Verifier
-from ..show.bootstrap import Array, interval, intervals, mean_over
 from .at_k import maj_at_k, pass_at_k
-from .results_folder import FORMAT
-from .sample_grading import COMPARED, votes
 from .samples import Sample, SampleFile
 
+RESULTS = "results.json"
+FORMAT = 1  # of results.json
 RATES = ("truncated", "correct_truncated", "no_answer", "timeout", "error")
 MAJORITY_FROM = 4  # samples
+COMPARED = ("math", "math_verify")  # verifiers whose equality is more than that of texts
 _MOST_GROUPS = 64  # with more, the column tells questions apart rather than groups
 
 
@@ -161,6 +164,29 @@ def _measures(file: SampleFile, rng: np.random.Generator, grader: Verifier | Non
 def at_k(n: int) -> list[int]:
     """The k of pass@k and maj@k with n samples: 1, 2, 4 … up to n, and n itself."""
     return sorted({*(1 << i for i in range(n.bit_length())), n})
+
+
+def votes(answers: Sequence[Sequence[str | None]], grader: Verifier | None) -> list[list[str | None]]:
+    """A key for each answer to each question, the same for answers that differ in typesetting only or that the grader
+    finds equal (1/2 and 0.5). None for no answer."""
+    keys = [[None if text is None else normalised_answer(text) for text in row] for row in answers]
+    if grader is None:
+        return keys
+    groups: list[dict[str, str]] = [{} for _ in keys]  # of each question: from a key to that of its group
+    texts = [{k: t for k, t in zip(*row, strict=True) if k and t} for row in zip(keys, answers, strict=True)]
+    while any(texts):  # the first answer left to each question, against all others left
+        pairs, places = [], []
+        for group, remaining in zip(groups, texts, strict=True):
+            if remaining:
+                first = next(iter(remaining))
+                gold = Question.make("votes", "", remaining.pop(first))
+                pairs += [(gold, f"\\boxed{{{text}}}") for text in remaining.values()]
+                places += [(group, remaining, key, first) for key in remaining]
+        for (group, remaining, key, first), grade in zip(places, grader.grade_all(pairs), strict=True):
+            if grade.correct:
+                group[key] = first
+                del remaining[key]
+    return [[key and group.get(key, key) for key in row] for row, group in zip(keys, groups, strict=True)]
 
 
 def _mean(scores: Mapping[str, Array], benchmarks: Sequence[str], kind: str) -> dict[str, Any]:
