@@ -56,7 +56,7 @@ def test_every_gin_file_builds_an_experiment_with_what_it_states(name):
     """Apart from macros, and from base.gin, which toy.gin fills in where nothing else does."""
     experiment = load(name)
     assert experiment.params["train.group_size"]
-    own = {key: value for key, value in stated(name).items() if not value.startswith("%") and key[:6] != "Suite."}
+    own = {key: value for key, value in stated(name).items() if "%" not in value and key[:6] != "Suite."}
     assert name == "base.gin" or {key: experiment.params[key] for key in own} == own
     assert len(experiment.config_hash) == 16
 
@@ -93,7 +93,7 @@ def test_ablation_and_layout_keep_their_bindings_in_both_orders(ablation, layout
     experiments = [config.load(files, left_open(layout)) for files in ([ablation, layout], [layout, ablation])]
     for experiment in experiments:
         for key, value in {**stated(ablation), **stated(layout)}.items():
-            assert experiment.params[key] == value
+            assert experiment.params[key] == value or "%" in value
     assert experiments[0].params == experiments[1].params
     assert experiments[0].config_hash == experiments[1].config_hash
 
