@@ -21,8 +21,8 @@ HEAD = """# Settings
 
 <!-- made by docs/dev/settings.py from the docstrings -->
 
-Every class that a gin file binds, by `Class.parameter = value` in a file or after `--set`. The defaults of
-the algorithm are the paper's; `gin/base.gin` binds the rest of its recipe.
+Every class that a gin file binds, by `Class.parameter = value` in a file or after `--set`. The defaults of the
+algorithm are the paper's; `gin/base.gin` binds the rest of its recipe.
 
 {uses}
 """

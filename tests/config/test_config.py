@@ -61,6 +61,11 @@ def test_every_gin_file_builds_an_experiment_with_what_it_states(name):
     assert len(experiment.config_hash) == 16
 
 
+def test_base_does_not_repeat_a_default_of_a_class():
+    defaults = config.all_settings()
+    assert [key for key, value in stated("base.gin").items() if defaults[key] == value] == []
+
+
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_differs_from_base_in_exactly_what_it_states(name):
     base, ablation = load("base.gin").params, load(name).params

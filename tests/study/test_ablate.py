@@ -31,7 +31,7 @@ from exgrpo_orlhf.study.suite import Variant
 from exgrpo_orlhf.training.run import train
 
 STEPS = 32  # so many that both runs are on their way when the slower one has begun
-SMOKE = ["--suite", "suites/smoke.gin", "--jobs", "2"]
+SMOKE = ["--suite", "testbed/smoke.gin", "--jobs", "2"]
 RUNS = {
     f"{name}/seed{seed}": (files, seed)
     for name, files in (("on_policy", ["baselines/on_policy.gin"]), ("paper", []))
@@ -136,7 +136,7 @@ def test_no_run_outlives_a_killed_study(study):
 def test_interrupted_and_killed_and_started_again_it_ends_as_if_nothing_had_been(name, study, warm_model, tmp_path):
     assert study.again == 0
     files, seed = RUNS[name]
-    experiment = config.load(["suites/smoke.gin", *files], bindings(warm_model, "Tracking.enabled = False"), seed=seed)
+    experiment = config.load(["testbed/smoke.gin", *files], bindings(warm_model, "Tracking.enabled = False"), seed=seed)
     train(experiment, tmp_path, resume=False, tracking_uri="unused", tags={})
     assert timeless(study.out / name) == timeless(tmp_path)
     assert newest(study.out / name) == STEPS
