@@ -4,11 +4,11 @@
     python benchmarks/smollm2.py                                                        # one seed, on a CPU: hours
     python benchmarks/smollm2.py --with engines/local_gpu.gin --seeds 0-2 --rows 1024   # three seeds, on a GPU
     python benchmarks/smollm2.py --draw                                                 # from the CSV files, in seconds
-    python benchmarks/smollm2.py --suite gin/suites/smollm2_rare.gin --seeds 0-4 --out docs/smollm2/rare
+    python benchmarks/smollm2.py --suite docs/study/suites/smollm2_rare.gin --seeds 0-4 --out docs/smollm2/rare
 
-It makes the supervised model, runs the suite (gin/suites/smollm2.gin, scripts/ablate.py), and evaluates the pretrained
-model, the supervised one and the last checkpoint of every run (evals/run_bench.py: word problems of one to four steps
-greedily and with 4 samples, SVAMP and MAWPS). The same command continues after Ctrl-C or a kill. --out gets a CSV file
+It makes the supervised model, runs the suite (scripts/ablate.py), and evaluates the pretrained model, the supervised
+one and the last checkpoint of every run (evals/run_bench.py: word problems of one to four steps greedily and with 4
+samples, SVAMP and MAWPS). The same command continues after Ctrl-C or a kill. --out gets a CSV file
 of every run's steps (runs/), curves.png of them, evaluations.csv and samples.md; the comparison and the table of
 evaluations are printed, too. The runs themselves and the evaluations lie below runs/<group>/.
 
@@ -45,7 +45,7 @@ from exgrpo_orlhf.study.comparison_tables import terminal
 from exgrpo_orlhf.study.curve import Curve, TrackedRun
 
 ROOT = Path(__file__).resolve().parents[1]
-SUITE = "gin/suites/smollm2.gin"
+SUITE = "docs/study/suites/smollm2.gin"
 GAIN = 0.15
 SAMPLES = 4
 LAST = 40  # steps

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.json_lines import read_objects
 
 ADDED = ("verdict", "extracted", "reward", "reason", "rewards", "logs")
 SETTINGS = (  # verdicts depend on these
@@ -88,7 +89,7 @@ def summarise(out: Path) -> None:
     """Print what each reward was over all rows."""
     rewards: dict[str, list[float]] = {"reward": []}
     missing: list[str] = []
-    for number, row in enumerate(read(out), 1):
+    for number, row in enumerate(read_objects(out), 1):
         own = {"reward": row.get("reward"), **row.get("rewards", {})}
         for name, reward in own.items():
             rewards.setdefault(name, []).extend([] if reward is None else [reward])
@@ -106,7 +107,10 @@ def check(source: Path, out: Path) -> None:
     for written in (out, _settings_of(out)):
         if written.exists() and written.samefile(source):
             raise BadFile(f"{written} is the input itself; give --out another name")
-    taken = {key for row in read(source, check=True) for key in row.keys() & {*ADDED}}
+    taken: set[str] = set()
+    for number, row in enumerate(read_objects(source), 1):
+        _check_row(f"{source}, line {number}", row)
+        taken |= row.keys() & {*ADDED}
     if taken:
         why = "this script writes these keys, so they are no columns; give a column another name"
         print(f"{source}: {', '.join(sorted(taken))}: {why}", file=sys.stderr)
@@ -118,18 +122,18 @@ def _settings_of(out: Path) -> Path:
 
 def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> Counter[str]:
     """Append the verdicts that `out` lacks. Returns the number of each verdict in it now."""
-    kept, total = _settings_of(out), sum(1 for _ in read(source))
+    kept, total = _settings_of(out), sum(1 for _ in read_objects(source))
     counts = _done(source, out)
     _keep(settings, kept, out, counts.total())
     grouped = verifier.function is not None or verifier.rewards is not None
     earlier, start, reported = counts.total(), time.monotonic(), 0.0
     if grouped and 0 < earlier < total:  # a function may see a whole batch: one that was cut off is graded again
-        ends = accumulate(sum(map(len, batch)) for batch in _batches(read(source), grouped))
+        ends = accumulate(sum(map(len, batch)) for batch in _batches(read_objects(source), grouped))
         earlier = max((end for end in takewhile(earlier.__ge__, ends)), default=0)
-        counts = Counter(row["verdict"] for row in islice(read(out), earlier))
+        counts = Counter(row["verdict"] for row in islice(read_objects(out), earlier))
     if earlier:
         print(f"{out}: {earlier} rows are graded already", file=sys.stderr)
-    rows, tags = islice(read(source), earlier, None), tuple(settings.get("thought_tags", ()))
+    rows, tags = islice(read_objects(source), earlier, None), tuple(settings.get("thought_tags", ()))
     with out.open("ab+") as file:
         file.seek(0)
         # The incomplete line that an earlier run was writing when it ended goes.
@@ -172,31 +176,15 @@ def _groups(rows: Iterator[dict[str, Any]], grouped: bool) -> Iterator[list[dict
         yield from [group] if grouped and key[0] is not None else ([row] for row in group)
 
 
-def read(path: Path, check: bool = False, complete: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file; only "\\n" ends a line. Raises BadFile.
-
-    check: also check that each row can be graded; complete: leave out a last line without its end
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if complete and not line.endswith(b"\n"):
-                return
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise BadFile(f"{where}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise BadFile(f"{where}: a row is an object {{…}}, not {row!r:.80}")
-            if check:
-                if missing := {"gold", "response"} - set(row):
-                    raise BadFile(f"{where}: no {' and no '.join(sorted(missing))}; there are {', '.join(row)}")
-                if not isinstance(row["response"], str):
-                    raise BadFile(f"{where}: a response is text, not {row['response']!r:.80}")
-                turns = row["prompt"] if isinstance(row.get("prompt"), list) else []
-                if not all(isinstance(turn, dict) and {"role", "content"} <= set(turn) for turn in turns):
-                    raise BadFile(f"{where}: a prompt is text or messages with role and content, not {turns!r:.80}")
-            yield row
+def _check_row(where: str, row: dict[str, Any]) -> None:
+    """Raises BadFile for a row that cannot be graded."""
+    if missing := {"gold", "response"} - set(row):
+        raise BadFile(f"{where}: no {' and no '.join(sorted(missing))}; there are {', '.join(row)}")
+    if not isinstance(row["response"], str):
+        raise BadFile(f"{where}: a response is text, not {row['response']!r:.80}")
+    turns = row["prompt"] if isinstance(row.get("prompt"), list) else []
+    if not all(isinstance(turn, dict) and {"role", "content"} <= set(turn) for turn in turns):
+        raise BadFile(f"{where}: a prompt is text or messages with role and content, not {turns!r:.80}")
 
 
 def _done(source: Path, out: Path) -> Counter[str]:
@@ -204,8 +192,8 @@ def _done(source: Path, out: Path) -> Counter[str]:
     counts: Counter[str] = Counter()
     if not out.exists():
         return counts
-    originals = read(source)
-    for number, row in enumerate(read(out, complete=True), 1):
+    originals = read_objects(source)
+    for number, row in enumerate(read_objects(out, skips_torn=True), 1):
         original = next(originals, None)
         if original is None:
             raise BadFile(f"{out}, line {number}: {source} has fewer rows; it belongs to another file")
@@ -222,7 +210,7 @@ def _keep(settings: dict[str, Any], kept: Path, out: Path, rows: int) -> None:
     old, old_code = dict[str, Any](), dict[str, str]()
     code, settings = settings[CODE], {name: value for name, value in settings.items() if name != CODE}
     if kept.exists():
-        old = next(read(kept), {})
+        old = next(read_objects(kept), {})
         if not {"kind", "timeout", "memory"} <= set(old) <= {*SETTINGS, CODE}:
             raise BadFile(f"{kept}: not the settings of an earlier run; remove it to begin again")
         old_code = old.pop(CODE, {})

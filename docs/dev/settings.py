@@ -21,8 +21,10 @@ HEAD = """# Settings
 
 <!-- made by docs/dev/settings.py from the docstrings -->
 
-Every class that a gin file binds, by `Class.parameter = value` in a file or after `--set`. The defaults are the
-classes' own; `gin/base.gin` binds the paper's values.
+Every class that a gin file binds, by `Class.parameter = value` in a file or after `--set`. The defaults of the
+algorithm are the paper's; `gin/base.gin` binds the rest of its recipe.
+
+{uses}
 """
 FLAGS = """## OpenRLHF's flags
 
@@ -36,6 +38,23 @@ These are refused:
 
 All others are [passed on](dev/flags.md).
 """
+USES = {  # the page's sections, in the order in which a run needs them; a class in none of them stops the page
+    "Training": ("train", "Work", "Optimizer", "LoRA"),
+    "Model": ("PretrainedModel", "SupervisedModel", "SupervisedFile"),
+    "Questions and prompts": ("QuestionFile", "QuestionHub", "QuestionMix", "LengthFilter", "FreshSampler", "Prompts"),
+    "Rewards": ("Verifier", "Environment"),
+    "Replay": (
+        *("ReplayMixer", "ReplayBuffer", "QuestionSampler", "DifficultyBuckets", "TrajectorySelector"),
+        "RetirementPolicy",
+    ),
+    "Objective": ("MixedPolicyLoss", "GroupAdvantages"),
+    "Sampling": ("Sampling", "DynamicSampling"),
+    "Engines": ("LocalEngine", "OpenRLHF"),
+    "Evaluation": ("Evaluation",),
+    "Tracking": ("Tracking",),
+    "Studies": ("Suite",),
+    "Test bed": ("ModularChains", "ChainModel", "WordProblems", "ReasoningGym", "GymModel"),
+}
 ENTRY = re.compile(r"(?:^|(?<=; ))(\w+(?:, \w+)*): ", re.MULTILINE)
 
 
@@ -64,17 +83,27 @@ def table(head: str, rows: Mapping[str, str]) -> str:
     return "\n".join([f"| {head} |", "| --- | --- |", *(f"| `{name}` | {cell(rows[name])} |" for name in rows)])
 
 
+def section(name: str) -> str:
+    """A class's words and the table of its parameters."""
+    text, described = words(build._TARGETS[name])
+    rows = ["| parameter | default | |", "| --- | --- | --- |"]
+    for parameter, declared in inspect.signature(build._TARGETS[name]).parameters.items():
+        if parameter not in build._SUPPLIED.get(name, ()):
+            value = "*required*" if declared.default is inspect.Parameter.empty else f"`{declared.default!r}`"
+            value = "`{}`" if "factory" in value else value
+            rows.append(f"| `{parameter}` | {value} | {cell(described.get(parameter, ''))} |")
+    return "\n\n".join([f"### {name}", *([text] if text else []), "\n".join(rows)]) + "\n"
+
+
 def page() -> str:
-    parts = [HEAD]
-    for name, target in sorted(build._TARGETS.items(), key=lambda item: item[0].lower()):
-        text, described = words(target)
-        rows = ["| parameter | default | |", "| --- | --- | --- |"]
-        for parameter, declared in inspect.signature(target).parameters.items():
-            if parameter not in build._SUPPLIED.get(name, ()):
-                value = "*required*" if declared.default is inspect.Parameter.empty else f"`{declared.default!r}`"
-                value = "`{}`" if "factory" in value else value
-                rows.append(f"| `{parameter}` | {value} | {cell(described.get(parameter, ''))} |")
-        parts.append("\n\n".join([f"## {name}", *([text] if text else []), "\n".join(rows)]) + "\n")
+    """Raises ValueError if USES lacks a class or has one that gin does not bind."""
+    placed = [name for names in USES.values() for name in names]
+    if sorted(placed) != sorted(build._TARGETS):
+        raise ValueError(f"USES and the classes that gin binds differ in {sorted({*placed} ^ {*build._TARGETS})}")
+    links = [f"- {use}: " + ", ".join(f"[{name}](#{name.lower()})" for name in names) for use, names in USES.items()]
+    parts = [HEAD.format(uses="\n".join(links))]
+    for use, names in USES.items():
+        parts += [f"## {use}\n", *map(section, names)]
     tables = {"bound": table("flag | by", flags.BOUND), "refused": table("flag | why", flags.REFUSED)}
     return "\n".join([*parts, FLAGS.format(**tables)])
 

@@ -78,7 +78,7 @@ def runs() -> list[Run]:
 
 def answer() -> list[str]:
     """The tuning table; then the test, or which runs it lacks."""
-    arms = list(config.load_suite("suites/controls.gin").variants)
+    arms = list(config.load_suite("docs/study/suites/controls.gin").variants)
     tuned = {(run.arm, run.rate, run.seed): run for run in runs() if run.seed in TUNING}
     wanted = [(arm, rate, seed) for arm in arms for rate in RATES for seed in TUNING]
     if not tuned:

@@ -226,7 +226,7 @@ class Result(NamedTuple):
 
 def result_of(bed: str) -> Result | str:
     """Or what is missing of its runs."""
-    arms = list(config.load_suite("suites/pays.gin").variants)
+    arms = list(config.load_suite("docs/study/suites/pays.gin").variants)
     rates = best_rates(runs_of(BEDS[0]), arms)
     if len(rates) < len(arms):
         return f"rates are tuned on {BEDS[0]}: {len(rates)} of {len(arms)} arms are tuned"

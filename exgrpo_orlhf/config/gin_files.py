@@ -25,9 +25,7 @@ GIN_FOLDER = PROJECT / "gin"
 
 def find(file: str | Path, included_by: str | None) -> Path:
     """The file as given (if it is named on the command line), in gin/, or from the project's folder."""
-    candidates = [GIN_FOLDER / file]
-    if not included_by:
-        candidates = [Path(file), *candidates, PROJECT / file]
+    candidates = [*([] if included_by else [Path(file)]), GIN_FOLDER / file, PROJECT / file]
     for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()

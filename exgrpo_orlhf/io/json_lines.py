@@ -16,6 +16,26 @@ from .files import naming, sync
 log = logging.getLogger(__name__)
 
 
+def read_objects(path: Path, *, skips_torn: bool = False, **decoding: Any) -> Iterator[dict[str, Any]]:
+    """The objects of a file that somebody else wrote, one a line; a byte order mark is skipped.
+
+    skips_torn: leave out a last line without its end; decoding: further arguments of json.loads
+    Raises ValueError with file and line for what is no object.
+    """
+    with path.open("rb") as file:  # bytes: only "\n" ends a line, not a U+2028 inside a text
+        for number, line in enumerate(file, 1):
+            if skips_torn and not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), **decoding)
+            except (ValueError, RecursionError) as error:
+                torn = "" if line.endswith(b"\n") else "; the file ends here, was it written to the end?"
+                raise ValueError(f"{path}, line {number}: not JSON: {error}{torn}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: a row is an object {{…}}, not {row!r:.80}")
+            yield row
+
+
 class JsonLines:
     """A file of rows that are appended whole or not at all.
 

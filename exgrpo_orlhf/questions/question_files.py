@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..io.json_lines import read_objects
 from ..io.paths import WORKPLACE
 from ..records import Question
 from .catalogue import PUBLIC_SETS
@@ -81,7 +81,7 @@ def read_rows(path: Path, columns: Sequence[str], named: str = "") -> Rows:
     if path.suffix == ".parquet":
         return _parquet_rows(path, columns)
     if path.suffix == ".jsonl":
-        return _jsonl_rows(path)
+        return read_objects(path, parse_float=_Decimal, parse_constant=_refuse_constant)
     if path.suffix == ".csv":
         return _csv_rows(path)
     advice = "; unpack it with gunzip" if path.suffix == ".gz" else binding
@@ -108,20 +108,6 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
         raise ValueError(
             f"{path}: cannot be read as parquet ({' '.join(str(error).split())}); copy or make it again"
         ) from error
-
-
-def _jsonl_rows(path: Path) -> Rows:
-    with path.open("rb") as file:  # bytes: only "\n" ends a line, not a U+2028 inside a question
-        for number, line in enumerate(file, 1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                record = json.loads(text, parse_float=_Decimal, parse_constant=_refuse_constant)
-            except (ValueError, RecursionError) as error:
-                torn = "" if line.endswith(b"\n") else "; the file ends here, was it written to the end?"
-                raise ValueError(f"{path}, line {number}: not JSON: {error}{torn}") from error
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}, line {number}: a row is an object {{…}}, not {record!r:.80}")
-            yield record
 
 
 def _csv_rows(path: Path) -> Rows:

@@ -132,7 +132,7 @@ def _distinct(variants: list[Variant]) -> list[Variant]:
         if other is not variant:
             first, second = (" ".join([*same.files, *same.bindings]) for same in (other, variant))
             raise ValueError(
-                f"two variants have the name {variant.name}: {first} and {second}; in a suite's file (gin/suites/) "
-                "they can have names of their own"
+                f"two variants have the name {variant.name}: {first} and {second}; in a file such as those of "
+                "docs/study/suites/ they can have names of their own"
             )
     return variants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import runpy
 
 from run_builders import ROOT
@@ -18,7 +19,7 @@ def test_the_page_is_current():
 
 
 def test_every_parameter_that_gin_binds_has_a_row_and_words():
-    sections = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")[1:]}
+    sections = {part.partition("\n")[0]: part for part in re.split(r"\n##+ ", PAGE)[1:]}
     for name, target in build._TARGETS.items():
         for parameter in set(inspect.signature(target).parameters) - set(build._SUPPLIED.get(name, ())):
             [row] = [line for line in sections[name].splitlines() if line.startswith(f"| `{parameter}` |")]

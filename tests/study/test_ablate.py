@@ -30,7 +30,7 @@ from exgrpo_orlhf.study.runs import plan
 from exgrpo_orlhf.study.suite import Variant
 
 STEPS = 32  # so many that both runs are on their way when the slower one has begun
-SMOKE = ["--suite", "suites/smoke.gin", "--jobs", "2"]
+SMOKE = ["--suite", "testbed/smoke.gin", "--jobs", "2"]
 RUNS = [f"{name}/seed{seed}" for name in ("on_policy", "paper") for seed in (0, 1)]
 
 

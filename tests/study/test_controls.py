@@ -28,7 +28,7 @@ def rows(controls, arm: str, rate: str, seed: int, end: float, generated: float 
 
 
 def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test_it(controls):
-    arms = list(config.load_suite("suites/controls.gin").variants)
+    arms = list(config.load_suite("docs/study/suites/controls.gin").variants)
     best = {"method": 0.5, "asked_again_k4": 0.4}
     gain = dict(zip(controls.RATES, (-0.2, 0.0, -0.1, -0.2), strict=True))
     made = [

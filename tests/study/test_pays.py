@@ -35,7 +35,7 @@ def rows(pays, bed: str, arm: str, rate: str, seed: int, end: float, generated: 
 def test_a_bed_is_compared_when_its_runs_are_there_by_the_arms_that_its_tuning_seeds_chose(pays, tmp_path):
     from document import Document, DocumentError
 
-    arms, described = list(config.load_suite("suites/pays.gin").variants), len(pays.DESCRIBED["rare"])
+    arms, described = list(config.load_suite("docs/study/suites/pays.gin").variants), len(pays.DESCRIBED["rare"])
     best = {"on_policy_k4": 0.6, "exgrpo_k8": 0.5}
     made = [
         row
@@ -127,7 +127,7 @@ def test_a_replayed_rows_pull_is_that_of_its_shaped_weight(pays):
 
 def test_the_recipe_for_very_rare_successes_is_the_arm_that_was_run():
     files, bed = ["recipes/paper.gin", "testbed/rare.gin"], ["train.eval_every = 8", "train.keep = 1"]
-    own = config.load_suite("suites/pays.gin").variants["one_rollout_beside_k4"]
+    own = config.load_suite("docs/study/suites/pays.gin").variants["one_rollout_beside_k4"]
     arm = config.load([*files, *(name for name in own if " = " not in name)], [n for n in own if " = " in n] + bed)
     lengths = [binding for binding in own if binding.startswith(("train.steps", "Optimizer"))]
     assert config.load(["recipes/very_rare.gin", "testbed/rare.gin"], lengths + bed).config_hash == arm.config_hash
