@@ -35,8 +35,9 @@ PARTS = {
     "testbed": {*CORE, "grader", "sandbox"} - {"config", "preflight"},
     "selftest": {*CORE, "grader", "show", "testbed"},
 }
-# Of the grader the core knows what an answer and a grade are, and what in a text is a thought or a box.
-KNOWN_TO_THE_CORE = {"grader.answer", "grader.grade", "grader.thoughts", "grader.boxes"}
+# Of the grader the core knows what an answer and a grade are, what in a text is a thought or a box, and the options
+# of a question.
+KNOWN_TO_THE_CORE = {"grader.answer", "grader.grade", "grader.thoughts", "grader.boxes", "grader.options"}
 LEFT = {
     *("rewards.grading>grader.extraction", "rewards.kinds>grader.math", "rewards.kinds>grader.choice"),
     *("rewards.grading>testbed.modular_chains", "rewards.grading>testbed.word_problems"),
@@ -47,7 +48,7 @@ LEFT = {
     *("evaluation.benchmarks>testbed.made_questions", "evaluation.benchmarks>testbed.modular_chains"),
     *("evaluation.benchmarks>testbed.reasoning_gym", "evaluation.benchmarks>testbed.word_problems"),
     *("study.measures>sampling", "study.paper_table>evaluation.benchmarks", "study.paper_table>evaluation.paper"),
-    *("study.paper_table>evaluation.results_folder", "engines.openrlhf.launch>training.initial_buffer"),
+    "study.paper_table>evaluation.results_folder",
 }
 
 
