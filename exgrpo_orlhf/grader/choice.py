@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from .answer import Answer
 from .boxes import BOX, last_box
 from .extraction import OTHER_LANGUAGES, answer_part, last_statement
 from .grade import Grade
 from .latex import canonical, clean, plain_text, words
+from .options import options_of
 
 _LETTERS = "ABCDEFGHIJ"
 # A label alone, whatever stands around it: C, (c), **D**.
@@ -24,8 +24,6 @@ _WITH_TEXT = re.compile(
     r"(?:\(\s*([A-Za-z]|\d{1,2})\s*\)|([A-Za-z]|\d{1,2})\s*(?:[.):,]|-+\s(?=.*(?<!\\)\b[A-Za-z]{3})))[\s*]*(\S.*)",
     re.DOTALL,
 )
-# The label that an option's text begins with: A) 125; (a) 125; 1. cat; but not 1.5.
-_OWN_LABEL = re.compile(r"^\s*[(\[]?(?:([A-Za-z])(?:\s?[)\].:]|\s[-–—]\s)|(\d{1,2})(?:[)\]]|[.:](?=\s)))\s*")
 # What may stand between "answer" and the label: the answer is **clearly option (B.
 _FILLER = (
     r"(?:[\s:*=$({\[\"'“‘：（【「-]|<(?=[A-Z]>)|\\text|\\mathrm|\\textbf|\\mathbf|\\\(|[是为為はが은는이가]|应该|應該|选项?|選項?"
@@ -119,19 +117,6 @@ def grade(answer: Answer) -> Grade:
     if pick is not None and (pick == label or _plain(options[label]) == _plain(options[pick]) != ""):
         return Grade("correct", 1.0, extracted=pick)
     return Grade("wrong", 0.0, extracted=pick or extracted)
-
-
-def options_of(listed: Any) -> dict[str, str]:
-    """The options' texts by label, without the labels that they begin with. {} for what is no list and no mapping."""
-    if isinstance(listed, list | tuple):
-        listed = {chr(ord("A") + i): text for i, text in enumerate(listed[:26])}
-    if not isinstance(listed, Mapping):
-        return {}
-    options = {str(label).strip().upper(): str(text) for label, text in listed.items() if text is not None}
-    own = [(match[1] or match[2]).upper() for match in map(_OWN_LABEL.match, options.values()) if match]
-    if own not in ([*options], [str(i + 1) for i in range(len(options))]):
-        return options
-    return dict(zip(own, (_OWN_LABEL.sub("", text) for text in options.values()), strict=True))
 
 
 def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str | None]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 import resource
 import shutil
 import sys
@@ -31,6 +30,7 @@ from ..tracking.client import address, connect, first_line
 from ..training.load_questions import load_questions
 from ..training.preparation import prepare
 from ..training.run import train
+from .needs import buffer_bytes, disk_text, size
 
 log = logging.getLogger(__name__)
 _REPORT = "smoke.json"
@@ -42,8 +42,6 @@ def trial(spec: RunSpec, make_engine: MakeEngine, stop: Stop) -> Outcome:
     What they took is written to the folder. An `engines.engine.Loop`."""
     experiment, run = spec.experiment, prepare(spec, make_engine)
     mixer = run.experiment.mixer
-    if mixer.share.started_at is None:
-        mixer.share.started_at = 0  # so that what replay needs is tried too, where the first step has a success
     tiny = planned = experiment.settings.questions_per_step
     if not run.engine.whole_batches:
         tiny = min(planned, max(2, experiment.optimizer.steps_per_batch))
@@ -112,6 +110,7 @@ def _tiny(experiment: Experiment) -> Experiment:
     batch, in portions that its ranks can share."""
     settings = replace(experiment.settings, steps=3, eval_every=None, best_metric=None, save_every=2**62)
     mixer = copy.deepcopy(experiment.mixer)
+    mixer.share.started_at = 0  # so that what replay needs is tried too, where the first step has a success
     if experiment.openrlhf is None:  # it generates nothing beside an update, and each of the trial's steps has its size
         settings = replace(settings, generate_ahead=False)
     else:
@@ -167,31 +166,9 @@ def estimate(experiment: Experiment, report: dict[str, Any], validation: int, fr
     yield f"disk        {disk_text(experiment, report['checkpoint'] + buffer, free)}"
 
 
-def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float:
-    """Of the replay buffer at the end, at most. correct: share of the rollouts, unless all are stored; tokens: of a
-    response"""
-    settings, mixer = experiment.settings, experiment.mixer
-    if not (mixer.collects and mixer.replays):
-        return 0.0
-    share = 1.0 if mixer.store_rule.stores == "all" else correct
-    stored = settings.steps * settings.questions_per_step * settings.group_size * share
-    return min(stored * (64 + 8 * tokens), experiment.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
-
-
-def disk_text(experiment: Experiment, checkpoint: float, free: int) -> str:
-    """What the checkpoints need. checkpoint: bytes of one; free: bytes of the disk"""
-    disk = (experiment.settings.keep + 1 + (experiment.settings.best_metric is not None)) * checkpoint
-    enough = "" if disk < free else ": NOT ENOUGH, lower train.keep or choose another --out"
-    return f"{size(checkpoint)} a checkpoint, at most {size(disk)} at a time; {size(free)} are free{enough}"
-
-
 def seconds_of(questions: int, measured: Sequence[tuple[int, float]]) -> float:
     """Seconds of a step with so many questions, on the line through the last two of (questions, seconds); in
     proportion to the last one if they have the same size. The first step is left out: it is slower."""
     (n, last), (m, before) = measured[-1], measured[-2] if len(measured) > 2 else measured[-1]
     slope = last / n if n == m else max((last - before) / (n - m), 0.0)
     return last + slope * (questions - n)
-
-
-def size(bytes_: float) -> str:
-    return f"{bytes_ / 1e9:.1f} GB" if bytes_ >= 1e9 else f"{bytes_ / 1e6:.1f} MB"

@@ -21,6 +21,7 @@ from ..checks import ConfigError
 from ..engines.openrlhf.flags import divisible_questions, ranks_of
 from ..engines.pretrained import PretrainedModel
 from ..experiment import Experiment
+from ..settings import OpenRLHF
 from ..testbed.tiny_models import ChainModel
 from ..training.supervised_start import SupervisedModel
 
@@ -169,7 +170,13 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
         "Tracking.enabled = False",
         "Tracking.also = ()",
     ]
-    flags, more_flags = as_bound.openrlhf.all_flags(), dict(as_bound.openrlhf.more_flags)
+    return as_bound, config.load(["base.gin"], [*bindings, *_batch(as_bound, as_bound.openrlhf)])
+
+
+def _batch(as_bound: Experiment, layout: OpenRLHF) -> list[str]:
+    """The bindings of the batch's size and of the flags that a small model needs."""
+    bindings: list[str] = []
+    flags, more_flags = layout.all_flags(), dict(layout.more_flags)
     if as_bound.settings.generate_ahead:
         bindings.append("train.steps = 3")  # the second step's batch is planned before anything is stored
     else:
@@ -184,9 +191,9 @@ def doctor_experiments(files: Sequence[str], overrides: Sequence[str], model: Pa
     fewest = per_rank * ranks_of(flags) * as_bound.optimizer.steps_per_batch
     count = -(-fewest // (unit * as_bound.settings.group_size)) * unit
     bindings += [
-        f"OpenRLHF.timeout = {min(as_bound.openrlhf.timeout, TIMEOUT)}",
+        f"OpenRLHF.timeout = {min(layout.timeout, TIMEOUT)}",
         f"OpenRLHF.more_flags = {more_flags!r}",
         f"train.questions_per_step = {count}",
         f"ModularChains.count = {8 * count}",
     ]
-    return as_bound, config.load(["base.gin"], bindings)
+    return bindings

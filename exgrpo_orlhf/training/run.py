@@ -39,13 +39,14 @@ def train(
         address(experiment.tracking, tracking_uri)
     questions = load_questions(experiment)
     # Seconds to import, after all that can be checked without them: torch, transformers, MLflow.
+    from . import initial_buffer
     from .preparation import prepare_and_run
 
     transformers.utils.logging.disable_progress_bar()
     model_path = experiment.model.prepare()  # may take an hour; until it is done a signal simply ends the program
     if experiment.lora.rank is not None or experiment.loss.kl_coef > 0:  # a resumed run needs the base model again
         experiment = replace(experiment, base=weights.fingerprint(model_path))
-    spec = RunSpec(experiment, run, tracking_uri, tags, loop or prepare_and_run, questions)
+    spec = RunSpec(experiment, run, tracking_uri, tags, loop or prepare_and_run, questions, initial_buffer.load)
     if experiment.settings.engine == "openrlhf":
         from ..engines.openrlhf.launch import launch  # Ray, DeepSpeed and vLLM: only where they are needed
 

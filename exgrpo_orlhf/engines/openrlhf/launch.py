@@ -30,9 +30,7 @@ from ...experiment import Experiment, Outcome
 from ...io import tokenizer_file
 from ...io.stopping import StopRequest
 from ...questions.prompts import PromptEncoder
-from ...records import Question
 from ...settings import OpenRLHF
-from ...training import initial_buffer
 from ...workers.fork_server import close_workers
 from ..engine import RunSpec
 from ..model import changes_logits, too_few_positions
@@ -76,7 +74,8 @@ def launch(
         prepare(settings)
         args = parse(experiment, model_path, checkpoint or run / "none", resume=checkpoint is not None)
         gpus = openrlhf_flags.needed_gpus(experiment)
-        _check_work(experiment, model_path, spec.questions, begins=checkpoint is None)
+        _check_model(experiment, model_path)
+        _check_questions(spec, model_path, begins=checkpoint is None)
         _check_memory(experiment, model_path)
         if checkpoint is not None:
             universal.convert(args, checkpoint, run)
@@ -89,7 +88,7 @@ def launch(
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
-        driver.drive(replace(spec, run=run, questions=None), args, gpus, stop, roles, output)
+        driver.drive(replace(spec, run=run, questions=None, load_buffer=None), args, gpus, stop, roles, output)
     step = max(checkpoints.find(run), default=0)
     return Outcome(step, experiment.settings.steps, stop.signal if step < experiment.settings.steps else None)
 
@@ -196,18 +195,10 @@ def _check_memory(experiment: Experiment, model_path: str) -> None:
             log.warning("%s", short)
 
 
-def _check_work(
-    experiment: Experiment,
-    model_path: str,
-    loaded: tuple[list[Question], list[Question]] | None = None,
-    *,
-    begins: bool,
-) -> None:
-    """Raises what would stop the run after minutes of loading, for model, tokenizer, prompts and limits. begins:
-    whether the run begins here, so that the experience that it begins with is checked too"""
-    tokenizer = tokenizer_file.load(model_path)
+def _check_model(experiment: Experiment, model_path: str) -> None:
+    """Raises LaunchError and AdapterError for what would stop the run after minutes of loading."""
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
-    mapped = getattr(config, "auto_map", None) or tokenizer.init_kwargs.get("auto_map")
+    mapped = getattr(config, "auto_map", None) or tokenizer_file.load(model_path).init_kwargs.get("auto_map")
     if mapped or any(Path(model_path).rglob("*.py")):
         raise LaunchError(
             f"{model_path} brings Python files along, which OpenRLHF and its vLLM would run: take a copy without .py "
@@ -229,17 +220,24 @@ def _check_work(
         )
     if wrong := too_few_positions(config, estimates.longest_sequence(experiment), model_path):
         raise LaunchError(wrong)
+    if experiment.lora.rank is not None:
+        estimates.parameters_of(config, experiment.lora)  # which refuses targets that there are none of
+
+
+def _check_questions(spec: RunSpec, model_path: str, *, begins: bool) -> None:
+    """Raises what would stop the run after minutes of loading, for questions, prompts and experience. begins: whether
+    the run begins here, so that the experience that it begins with is checked too"""
+    experiment = spec.experiment
     source, per_step = experiment.validation, experiment.settings.questions_per_step
-    questions, validation = loaded or (experiment.questions.load(), source.load() if source else [])
+    questions, validation = spec.questions or (experiment.questions.load(), source.load() if source else [])
     if len(questions) < per_step:
         raise LaunchError(
             f"train.questions_per_step = {per_step}, but there are {len(questions)} questions; this engine needs whole "
             "batches"
         )
-    if experiment.lora.rank is not None:
-        estimates.parameters_of(config, experiment.lora)  # which refuses targets that there are none of
-    prompts = PromptEncoder(experiment.prompts, tokenizer)
+    prompts = PromptEncoder(experiment.prompts, tokenizer_file.load(model_path))
     prompts.check_prompts([*questions, *validation])
     if begins and experiment.experience:
-        initial_buffer.load(experiment, questions, prompts)
+        assert spec.load_buffer is not None
+        spec.load_buffer(experiment, questions, prompts)
     close_workers()  # the workers that read gold answers and graded the experts must not run beside Ray's

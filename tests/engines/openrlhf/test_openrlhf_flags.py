@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, Gemma2Config, OPTConfig
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.engine import RunSpec
 from exgrpo_orlhf.engines.openrlhf import driver, flags, launch
+from exgrpo_orlhf.training import initial_buffer
 from exgrpo_orlhf.training.preparation import prepare_and_run
 
 pytestmark = pytest.mark.openrlhf
@@ -60,7 +61,7 @@ def start(tmp_path, monkeypatch):
     def begin(model: Path | str, *bindings: str, **more) -> None:
         experiment = load(model, *bindings, **more)
         launch.launch(
-            RunSpec(experiment, tmp_path / "run", "unused", {}, prepare_and_run),
+            RunSpec(experiment, tmp_path / "run", "unused", {}, prepare_and_run, load_buffer=initial_buffer.load),
             str(experiment.model.prepare()),
             resume=False,
         )
@@ -263,9 +264,9 @@ def test_a_model_that_caps_its_logits_is_refused_by_its_configuration_alone(raw_
     for name in ("capped", "unknown"):
         AutoTokenizer.from_pretrained(raw_model).save_pretrained(tmp_path / name)
     with pytest.raises(launch.LaunchError, match=r"capped does more to its logits than its output layer does"):
-        launch._check_work(load(raw_model), str(tmp_path / "capped"), begins=True)
+        launch._check_model(load(raw_model), str(tmp_path / "capped"))
     with pytest.raises(launch.LaunchError, match="dropout"):
-        launch._check_work(load(raw_model), str(tmp_path / "unknown"), begins=True)
+        launch._check_model(load(raw_model), str(tmp_path / "unknown"))
     assert "unknown: whether it scales or caps its logits could not be checked" in caplog.text
 
 
@@ -287,8 +288,8 @@ def test_experience_that_cannot_be_used_is_named(raw_model, tmp_path, start):
     bindings = [f"Work.experience = {str(tmp_path / 'experts.jsonl')!r}", "ReplayMixer.collects = False"]
     with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file \(Work\.experience\)"):
         start(raw_model, *bindings)
-    experiment = load(raw_model, *bindings)
-    launch._check_work(experiment, str(raw_model), begins=False)  # a resumed run has its own buffer
+    spec = RunSpec(load(raw_model, *bindings), tmp_path / "run", "unused", {}, prepare_and_run)
+    launch._check_questions(spec, str(raw_model), begins=False)  # a resumed run has its own buffer
     (tmp_path / "experts.jsonl").write_text('{"prompt": "no question", "response": "#1"}\n')
     with pytest.raises(ValueError, match=r"experts\.jsonl, line 1: none of the run's questions"):
         start(raw_model, *bindings)

@@ -1,0 +1,89 @@
+"""What a run needs of memory, time and disk: estimated by the model's sizes before it starts."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from ..engines.openrlhf import estimates
+from ..engines.openrlhf.worker_environment import ray_address
+from ..experiment import Experiment
+from ..io.progress import duration
+from ..settings import OpenRLHF
+
+
+def needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> Iterator[str]:
+    """The lines of the plan. count: the model's parameters, and those that are trained; run: the run's folder"""
+    buffer = buffer_bytes(experiment, 0.5, min(estimates.RESPONSE, experiment.sampling.max_response_tokens))
+    beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"
+    settings = experiment.openrlhf
+    if settings is None or settings.cpu_bench:
+        checkpoint = 4 * count[0] + 8 * count[1]  # the local engine's weights and Adam, float32
+        weights = size(4 * count[0] + 12 * count[1])
+        yield f"memory      estimated: {weights}, activations and {beside}; --smoke measures it"
+        yield from _local_time(experiment, count[0])
+    else:
+        checkpoint = estimates.checkpoint_bytes(*count)
+        yield from _layout(experiment, settings, config, count[0], beside)
+    free = shutil.disk_usage(next(folder for folder in run.absolute().parents if folder.is_dir())).free
+    yield f"disk        estimated: {disk_text(experiment, checkpoint + buffer, free)}"
+
+
+def _local_time(experiment: Experiment, parameters: int) -> Iterator[str]:
+    local = experiment.local
+    if local is not None and (local.device == "cuda" or (local.device == "auto" and torch.cuda.is_available())):
+        step, _ = estimates.step_of(experiment, parameters, estimates.CARDS["H100"])
+        run_hours = f"{duration(step)} a step, {experiment.settings.steps * step / 3600:.0f} h a run"
+        sampled = "vLLM's tokens assumed" if local.samples_by_vllm("cuda") else "the loop's tokens measured"
+        basis = f"estimated for one {estimates.MEASURED_ON}, from another model's update, {sampled}"
+        yield f"time        {basis}: {run_hours}"
+
+
+def _layout(
+    experiment: Experiment, settings: OpenRLHF, config: PretrainedConfig, parameters: int, beside: str
+) -> Iterator[str]:
+    """beside: what a node's memory holds besides"""
+    card = estimates.CARDS[settings.gpu]
+    sums = estimates.memory_of(experiment, config, card.memory)
+    rows = sums.cache / estimates.longest_sequence(experiment)
+    cache = f"{sums.cache:,} tokens, {rows:.0f} of the longest rows"
+    yield f"GPU memory  estimated: {sums.text()} of {size(card.memory)} ({settings.gpu}); vLLM's cache {cache}"
+    if short := estimates.too_little_memory(experiment, sums, card.memory):
+        yield f"            TOO LITTLE: {short}"
+    yield f"host memory estimated: {size(sums.host)} a node, and {beside}"
+    step, gpus = estimates.step_of(experiment, parameters, card)
+    here = torch.cuda.device_count()
+    where = "this machine" if ray_address(settings.ray_address, os.environ) == "local" else "the cluster"
+    yield f"device      {gpus} GPUs of {where}"
+    if where == "this machine" and here < gpus:
+        yield f"            NOT THERE: it has {here}; OpenRLHF.ray_address names a cluster that has {gpus}"
+    total = experiment.settings.steps * step / 3600
+    yield f"time        estimated: {duration(step)} a step, {total:.0f} h a run, {total * gpus:,.0f} GPU-hours"
+
+
+def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float:
+    """Of the replay buffer at the end, at most. correct: share of the rollouts, unless all are stored; tokens: of a
+    response"""
+    settings, mixer = experiment.settings, experiment.mixer
+    if not (mixer.collects and mixer.replays):
+        return 0.0
+    share = 1.0 if mixer.store_rule.stores == "all" else correct
+    stored = settings.steps * settings.questions_per_step * settings.group_size * share
+    return min(stored * (64 + 8 * tokens), experiment.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
+
+
+def disk_text(experiment: Experiment, checkpoint: float, free: int) -> str:
+    """What the checkpoints need. checkpoint: bytes of one; free: bytes of the disk"""
+    disk = (experiment.settings.keep + 1 + (experiment.settings.best_metric is not None)) * checkpoint
+    enough = "" if disk < free else ": NOT ENOUGH, lower train.keep or choose another --out"
+    return f"{size(checkpoint)} a checkpoint, at most {size(disk)} at a time; {size(free)} are free{enough}"
+
+
+def size(bytes_: float) -> str:
+    return f"{bytes_ / 1e9:.1f} GB" if bytes_ >= 1e9 else f"{bytes_ / 1e6:.1f} MB"
