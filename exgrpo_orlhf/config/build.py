@@ -41,20 +41,24 @@ from ..questions.fresh import FreshSampler
 from ..questions.prompts import Prompts
 from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
 from ..replay.dynamic_sampling import DynamicSampling
+from ..replay.injection import Beside, InPlace, LateInjection, UnlessSolved
+from ..replay.store_rule import AboveMean, AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
 from ..settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, Work
 from ..training.supervised_start import SupervisedFile, SupervisedModel
-from .gin_files import GIN_FOLDER, find, flatten, includes, name_of, place_of, redact, resolved, statements
+from .gin_files import GIN_FOLDER, RENAMED, find, flatten, includes, name_of, place_of, redact, resolved, statements
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
 # what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
 _PARTS = entry_points(group="exgrpo_orlhf.gin")
 require("ModularChains" in _PARTS.names, "what is installed is older than this checkout: run pip install -e . again")
+_VARIANTS = (Beside, InPlace, UnlessSolved, LateInjection, Successes, OneSuccess, AboveMean, AllFinished)
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking),
     *(Verifier, Environment, QuestionFile, QuestionHub, QuestionMix, LengthFilter),
     *(PretrainedModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
+    *_VARIANTS,
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
     *(point.load() for point in _PARTS),
 )
@@ -174,11 +178,20 @@ def may_change(binding: str) -> bool:
 
 def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     """An ablation of a part that this run never asks is its control under another name."""
+    variants = (mixer.injection, mixer.injection.late_injection, mixer.store_rule)
+    others = {variant.__name__ for variant in _VARIANTS} - {type(variant).__name__ for variant in variants}
+    for binding, where in made_at.items():
+        if binding.partition(".")[0] in others:
+            log.warning(
+                *("%s has no effect (%s): ReplayMixer.injection is %s, .store_rule %s", binding, where),
+                *(mixer.injection, mixer.store_rule),
+            )
     if mixer.share.largest > 0:
         return
-    unused = {"QuestionSampler"} | ({"TrajectorySelector"} if mixer.injection.late != "selected" else set())
+    late = mixer.injection.late_injection
+    unused = {"QuestionSampler"} | (set() if late and late.choice == "selected" else {"TrajectorySelector"})
     unused |= set() if mixer.replays else {"RetirementPolicy"}  # paper.gin's ReplayBuffer is of its control too
-    why = f"with ReplayMixer.rho = 0 and late_injection = {mixer.injection.late!r} a run never asks"
+    why = f"with ReplayMixer.rho = 0 and ReplayMixer.injection = {mixer.injection} a run never asks"
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
         value = resolved(gin.query_parameter(binding)) if name in unused else None
@@ -322,6 +335,8 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
     settings = all_settings()
     if f"{selector}.{parameter}" in settings:
         return
+    if instead := RENAMED.get(f"{selector}.{parameter}"):
+        raise ConfigError(f"{where}: {selector}.{parameter} is now {instead}")
     near = [name for name in settings if name.endswith(f".{parameter}")]
     near = near or difflib.get_close_matches(f"{selector}.{parameter}", settings, n=3, cutoff=0.5)
     if selector in _GIN and not near:

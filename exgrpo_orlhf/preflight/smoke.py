@@ -27,6 +27,7 @@ from ..io.progress import duration, evaluations_left
 from ..io.redaction import without_password
 from ..io.stopping import Stop
 from ..questions.prompts import PromptEncoder
+from ..replay.store_rule import AllFinished
 from ..tracking.client import address, connect, first_line
 from ..training.load_questions import load_questions
 from ..training.preparation import prepare
@@ -173,7 +174,7 @@ def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float
     settings, mixer = experiment.settings, experiment.mixer
     if not (mixer.collects and mixer.replays):
         return 0.0
-    share = 1.0 if mixer.store_rule.stores == "all" else correct
+    share = 1.0 if isinstance(mixer.store_rule, AllFinished) else correct
     stored = settings.steps * settings.questions_per_step * settings.group_size * share
     return min(stored * (64 + 8 * tokens), experiment.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
 

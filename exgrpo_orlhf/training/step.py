@@ -26,7 +26,6 @@ from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory
 from ..replay import Plan, ReplayBuffer, TrajectorySelector
 from ..replay.dynamic_sampling import SelectedBatch
-from ..replay.selection import NEWEST
 from ..tracking.decisions import DecisionLog, ScoredTrajectories, StepRecord
 from . import ahead, batch_metrics
 from .ahead import BatchAhead
@@ -100,7 +99,7 @@ class Trainer:
 
         # Late injection: a group without a success gets a stored one. Then groups without a signal are replaced, if
         # bound, by the rows that would be trained on.
-        late_selector = NEWEST if mixer.injection.late == "newest" else experiment.selector
+        late_selector = mixer.injection.late_selector(experiment.selector)
         groups: list[RolloutGroup] = []
         completed: list[CompletedGroup] = []
         rounds = 0
@@ -108,7 +107,7 @@ class Trainer:
             late, late_scored = self._choose(late_selector, mixer.late_stored(new, buffer))
             clock.lap("inject")
             chosen, scored = chosen | late, scored | late_scored
-            groups, completed = [*groups, *new], [*completed, *mixer.injection.complete(new, chosen)]
+            groups, completed = [*groups, *new], [*completed, *mixer.complete(new, chosen)]
             rounds += 1
             replacements = dynamic_sampling.replacements(plan, completed, rounds, self.fresh, buffer)
             new = self._rollout(replacements, groups, clock) if replacements else []

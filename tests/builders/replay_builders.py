@@ -89,7 +89,7 @@ def filled(n: int) -> ReplayBuffer:
 
 def assemble(groups, chosen=None, **settings) -> MixedBatch:
     completing = mixer(**settings)
-    return completing.assemble(completing.injection.complete(groups, chosen or {}), GroupAdvantages())
+    return completing.assemble(completing.complete(groups, chosen or {}), GroupAdvantages())
 
 
 def finish_step(with_mixer: ReplayMixer, buffer: ReplayBuffer, groups, chosen, step: int) -> int:
@@ -97,7 +97,7 @@ def finish_step(with_mixer: ReplayMixer, buffer: ReplayBuffer, groups, chosen, s
     with_mixer.share.observe(groups, step)
     if with_mixer.collecting:
         buffer.observe(groups, step)
-    batch = with_mixer.assemble(with_mixer.injection.complete(groups, chosen), GroupAdvantages())
+    batch = with_mixer.assemble(with_mixer.complete(groups, chosen), GroupAdvantages())
     logprobs = [np.full(len(row.token_ids), -0.5, np.float32) for row in batch.flat_rows()]
     return buffer.store(with_mixer.collect(batch, logprobs, step))
 

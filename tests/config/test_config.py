@@ -16,6 +16,7 @@ from run_builders import ROOT
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
+from exgrpo_orlhf.replay.store_rule import AboveMean
 
 GIN = ROOT / "gin"
 ALL = sorted(str(path.relative_to(GIN)) for path in GIN.rglob("*.gin"))
@@ -32,6 +33,9 @@ LEFT_OPEN = {
     "recipes/code": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'tasks.jsonl'"],
     "baselines/rlep": ["Work.experience = 'run/checkpoint-200/replay'"],
 }
+
+
+VARIANTS = {variant.__name__ for variant in config.build._VARIANTS}  # those that are not bound have no settings
 
 
 def left_open(name: str) -> list[str]:
@@ -65,7 +69,7 @@ def test_every_gin_file_builds_an_experiment_with_what_it_states(name):
 def test_an_ablation_differs_from_base_in_exactly_what_it_states(name):
     base, ablation = load("base.gin").params, load(name).params
     changed = {key: ablation[key] for key in ablation if ablation[key] != base.get(key)}
-    assert set(base) == set(ablation)
+    assert {key.partition(".")[0] for key in set(base) ^ set(ablation)} <= VARIANTS
     assert changed == stated(name)
 
 
@@ -131,14 +135,14 @@ def test_among_named_files_the_later_wins_and_set_wins_over_all(tmp_path):
 
 NO_ENTROPY = "TrajectorySelector.by = 'random' has no effect (gin/ablation_no_entropy.gin, line 4)"
 LATE, ON_POLICY = "recipes/late_injection.gin", "baselines/on_policy.gin"
-NEVER_COLLECTS = "with ReplayMixer.rho = 0 and late_injection = None a run never asks RetirementPolicy"
+NEVER_COLLECTS = "with ReplayMixer.rho = 0 and ReplayMixer.injection = @Beside() a run never asks RetirementPolicy"
 
 
 @pytest.mark.parametrize(
     ("files", "override", "warned"),
     [
-        ([LATE, "ablation_no_entropy.gin"], "ReplayMixer.late_injection = 'newest'", NO_ENTROPY),
-        ([LATE, "ablation_no_entropy.gin"], "ReplayMixer.late_injection = 'selected'", None),
+        ([LATE, "ablation_no_entropy.gin"], "ReplayMixer.injection = @LateInjection()", NO_ENTROPY),
+        ([LATE, "ablation_no_entropy.gin"], "LateInjection.choice = 'selected'", None),
         (["ablation_no_entropy.gin", ON_POLICY], "train.seed = 1", NO_ENTROPY),
         (["ablation_no_entropy.gin"], "ReplayMixer.rho = 0.25", None),
         (["smollm2.gin"], "TrajectorySelector.by = 'entropy'", None),  # as base.gin has it
@@ -167,14 +171,18 @@ def test_a_binding_of_a_part_that_the_run_never_asks_is_named(files, override, w
 @pytest.mark.parametrize(
     "more",
     [
-        ["ReplayMixer.fresh_beside = 'all'", "ReplayBuffer.difficulty = 'reward_spread'"],
-        ["ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'newest'", "ReplayBuffer.difficulty = 'reward_spread'"],
-        ["ReplayMixer.fresh_beside = 3"],
+        ["ReplayMixer.injection = @InPlace()", "ReplayBuffer.difficulty = 'reward_spread'"],
+        [
+            "ReplayMixer.rho = 0.0",
+            "ReplayMixer.injection = @LateInjection()",
+            "ReplayBuffer.difficulty = 'reward_spread'",
+        ],
+        ["Beside.rollouts = 3"],
     ],
 )
 def test_what_is_above_the_mean_may_take_the_place_of_what_is_above_that_groups_mean(more):
-    experiment = config.load(["base.gin"], ["ReplayMixer.stores = 'above_mean'", *more])
-    assert experiment.mixer.store_rule.stores == "above_mean"
+    experiment = config.load(["base.gin"], ["ReplayMixer.store_rule = @AboveMean()", *more])
+    assert experiment.mixer.store_rule == AboveMean()
 
 
 @pytest.mark.parametrize(
@@ -258,6 +266,23 @@ def test_gin_and_datasets_hold_no_code():
 
 BAD = [
     ("ReplayMixr.rho = 0.5", "there is no setting ReplayMixr.rho; nearest: ReplayMixer.rho"),
+    *(
+        (f"ReplayMixer.{name} = None", rf"ReplayMixer.{name} is now ReplayMixer.{where}")
+        for name, where in (
+            ("fresh_beside", "injection: @Beside() with Beside.rollouts for a number"),
+            ("late_injection", "injection = @LateInjection() with LateInjection.choice"),
+            ("store_up_to", "store_rule: @Successes() with Successes.up_to"),
+            ("stores", "store_rule: @Successes(), @AboveMean() for 'above_mean'"),
+        )
+    ),
+    (
+        "ReplayMixer.injection = @LateInjection()\nReplayMixer.store_rule = @AllFinished()\nReplayMixer.rho = 0.0",
+        "would put",
+    ),
+    (
+        "train.group_size = 4\nBeside.rollouts = 4",
+        "Beside.rollouts must lie in [1, train.group_size − 1] = [1, 3], or be None; got 4",
+    ),
     ("ReplayMixer.roh = 0.5", "there is no setting ReplayMixer.roh; nearest: ReplayMixer.rho"),
     ("ReplayMixer.rng = 0.5", "there is no setting ReplayMixer.rng"),
     ("rho = 0.5", "rho = … sets nothing, because no binding refers to %rho; nearest: ReplayMixer.rho"),
@@ -329,25 +354,28 @@ BAD = [
     ("ReplayMixer.collects = False", "ReplayMixer.collects = False leaves nothing to replay but Work.experience"),
     (
         "ReplayMixer.rho = 0.0\nWork.experience = 'a.jsonl'",
-        "ReplayMixer.rho = 0 without ReplayMixer.late_injection never replays Work.experience",
+        "ReplayMixer.rho = 0 with ReplayMixer.injection = @Beside() never replays Work.experience",
     ),
     (
         "ReplayMixer.collects = False\nReplayBuffer.max_age = 2\nWork.experience = 'a.jsonl'",
         "ReplayBuffer.max_age = 2 would empty",
     ),
     *(
-        (f"ReplayMixer.stores = 'above_mean'\n{more}", "ReplayMixer.stores = 'above_mean' stores failures too, which")
+        (
+            f"ReplayMixer.store_rule = @AboveMean()\n{more}",
+            "ReplayMixer.store_rule = @AboveMean() stores failures too, which",
+        )
         for more in (
-            *(f"ReplayMixer.fresh_beside = {beside}" for beside in ("'all'", "'unless_solved'")),
-            "ReplayMixer.rho = 0.0\nReplayMixer.late_injection = 'newest'",
+            *(f"ReplayMixer.injection = @{name}()" for name in ("InPlace", "UnlessSolved")),
+            "ReplayMixer.rho = 0.0\nReplayMixer.injection = @LateInjection()",
             "ReplayBuffer.counts_stored = True",
             "ReplayBuffer.counts_stored = True\nReplayBuffer.difficulty = 'reward_spread'",
         )
     ),
     *(
         (
-            f"ReplayMixer.stores = 'all'\n{more}",
-            "ReplayMixer.stores = 'all' needs ReplayBuffer.per_question or .max_bytes",
+            f"ReplayMixer.store_rule = @AllFinished()\n{more}",
+            "ReplayMixer.store_rule = @AllFinished() needs ReplayBuffer.per_question or .max_bytes",
         )
         for more in (
             "ReplayBuffer.per_question = None",

@@ -18,7 +18,7 @@ from exgrpo_orlhf.workers.fork_server import close_workers
 
 LOCAL, OPENRLHF = ("toy.gin",), ("toy.gin", "engines/openrlhf_cpu.gin")
 TRAIN = ROOT / "scripts" / "train.py"
-RARELY = "ReplayMixer.store_up_to = 'one_success'"
+RARELY = "ReplayMixer.store_rule = @OneSuccess()"
 NOWHERE = Path(), Path(), "http://nowhere"
 
 

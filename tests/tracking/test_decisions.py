@@ -33,11 +33,16 @@ OPTIONS = {
         "RetirementPolicy.revisited_share = 1.0",
     ],
     "in place": [
-        "ReplayMixer.fresh_beside = 'all'",
+        "ReplayMixer.injection = @InPlace()",
         "DynamicSampling.max_rounds = 1",
         "TrajectorySelector.by = 'length'",
     ],
-    "late": ["ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"],
+    "late": [
+        "ReplayMixer.rho = 0.0",
+        "ReplayMixer.injection = @LateInjection()",
+        "LateInjection.choice = 'selected'",
+        "RetirementPolicy.at_accuracy = None",
+    ],
 }
 
 
