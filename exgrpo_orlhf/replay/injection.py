@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from ..checks import Count, check_settings, require
 from ..records import Question, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
-from .selection import NEWEST, TrajectorySelector
+from .selection import NEWEST, Choice, TrajectorySelector
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,19 +53,20 @@ class Injection:
         """What chooses one of `late_stored`. bound: in the run's gin files"""
         return bound
 
-    def stored_for(self, group: RolloutGroup, chosen: Mapping[str, Trajectory]) -> Trajectory | None:
+    def stored_for(self, group: RolloutGroup, choices: Mapping[str, Choice]) -> Trajectory | None:
         """The stored trajectory that enters a graded group; None: its rollouts stay as they are.
 
-        chosen: by id, one of each planned question and of each of `late_stored`
+        choices: by id, one of each planned question and of each of `late_stored`
         Raises KeyError for a planned group without one.
         """
-        return chosen[group.question.id] if group.planned_replay else chosen.get(group.question.id)
+        choice = choices[group.question.id] if group.planned_replay else choices.get(group.question.id)
+        return None if choice is None else choice.trajectory
 
-    def metrics(self, groups: Iterable[RolloutGroup], chosen: Mapping[str, Trajectory]) -> dict[str, float]:
+    def metrics(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> dict[str, float]:
         """`injected`, where the rollouts decide which groups get a stored trajectory. As `stored_for`, of a batch."""
         if self.always and self.late_injection is None:
             return {}
-        return {"replay/injected": float(sum(self.stored_for(group, chosen) is not None for group in groups))}
+        return {"replay/injected": float(sum(self.stored_for(group, choices) is not None for group in groups))}
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,5 +147,5 @@ class UnlessSolved(Injection):
     def late_selector(self, bound: TrajectorySelector) -> TrajectorySelector:
         return self.late.late_selector(bound) if self.late else bound
 
-    def stored_for(self, group: RolloutGroup, chosen: Mapping[str, Trajectory]) -> Trajectory | None:
-        return None if group.planned_replay and group.accuracy != 0 else super().stored_for(group, chosen)
+    def stored_for(self, group: RolloutGroup, choices: Mapping[str, Choice]) -> Trajectory | None:
+        return None if group.planned_replay and group.accuracy != 0 else super().stored_for(group, choices)

@@ -20,6 +20,7 @@ from .injection import Beside, Injection
 from .plan import FreshSource, Plan
 from .replay_share import ReplayShare
 from .sampling import QuestionSampler
+from .selection import Choice
 from .store_rule import Floats, StoreRule, Successes
 
 PAPER_INJECTION, PAPER_RULE = Beside(), Successes()
@@ -150,10 +151,10 @@ class ReplayMixer:
         stored = {question: buffer.trajectories(question.id) for question in replayed}
         return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.rollouts_per_replayed)
 
-    def complete(self, groups: Iterable[RolloutGroup], chosen: Mapping[str, Trajectory]) -> list[CompletedGroup]:
+    def complete(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> list[CompletedGroup]:
         """The groups with the rows that are trained on (`RolloutGroup.with_stored`).
 
-        chosen: as in `Injection.stored_for`
+        choices: as in `Injection.stored_for`
         Raises ValueError if a group has another size than planned or is not graded, KeyError if a replayed group has
         no stored trajectory.
         """
@@ -165,14 +166,14 @@ class ReplayMixer:
                     f"{' and a stored one' * group.planned_replay} do not make a group of K = {self.group_size} with "
                     f"{self.rollouts_per_replayed} beside a stored one"
                 )
-            completed.append(group.with_stored(self.injection.stored_for(group, chosen), self.group_size))
+            completed.append(group.with_stored(self.injection.stored_for(group, choices), self.group_size))
         return completed
 
     def assemble(
         self,
         groups: Sequence[CompletedGroup],
         advantages: Advantages,
-        penalty: Callable[[int], float] = lambda _: 0.0,
+        penalty: Callable[[int], float] | None = None,
         weights: Mapping[str, float] = {},
     ) -> MixedBatch:
         """Compute advantages over the rows that are trained on. A stored success keeps its stored reward: it is never
@@ -185,7 +186,10 @@ class ReplayMixer:
         for g, (_, members) in enumerate(groups):
             for i, response in enumerate(members):
                 if response.reward is not None:
-                    rewards[g, i], gradable[g, i] = response.reward + penalty(response.length), True
+                    rewards[g, i], gradable[g, i] = (
+                        response.reward + (penalty(response.length) if penalty else 0.0),
+                        True,
+                    )
                     parts[:, g, i] = [dict(response.parts).get(name, np.nan) for name in weights]
         several = [*weights.values()]
         values = advantages.of_several(parts, several) if several else advantages(rewards, gradable)
@@ -203,11 +207,11 @@ class ReplayMixer:
         """As `StoreRule.experience`, while experience is recorded."""
         return self.store_rule.experience(batch, logprobs, step) if self.collecting else []
 
-    def metrics(self, groups: Iterable[RolloutGroup], chosen: Mapping[str, Trajectory]) -> dict[str, float]:
-        """Of the parts that are switched on. groups: of the batch; chosen: as in `complete`"""
+    def metrics(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> dict[str, float]:
+        """Of the parts that are switched on. groups: of the batch; choices: as in `complete`"""
         share = self.share
         metrics = {} if share.start_at_accuracy is None else {"replay/started": float(share.started)}
-        return metrics | self.injection.metrics(groups, chosen)
+        return metrics | self.injection.metrics(groups, choices)
 
     def state_dict(self) -> dict[str, Any]:
         return {"started_at": self.share.started_at, "rng": self.rng.bit_generator.state}

@@ -4,7 +4,20 @@ import itertools
 
 import numpy as np
 import pytest
-from replay_builders import QUESTIONS, REWARDS, K, assemble, filled, group, ids_of, mixer, rollout, source, trajectory
+from replay_builders import (
+    QUESTIONS,
+    REWARDS,
+    K,
+    assemble,
+    choices,
+    filled,
+    group,
+    ids_of,
+    mixer,
+    rollout,
+    source,
+    trajectory,
+)
 
 from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import GroupAdvantages
@@ -75,7 +88,7 @@ def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs()
     assert ids_of(plans[0]) == ids_of(plans[1])
     assert [plan.rollout_counts(K) for plan in plans] == [[K] * 4 + [1] * 4, [K] * 4 + [K - 1] * 4]
     groups = [group(["correct"], q, replayed=True) for q in plans[0].replayed] + [group(["correct"] * K, QUESTIONS[39])]
-    completed = short.complete(groups, {q.id: trajectory() for q in plans[0].replayed})
+    completed = short.complete(groups, choices({q.id: trajectory() for q in plans[0].replayed}))
     batch = short.assemble(completed, GroupAdvantages())
     logprobs = [np.full(2, -i, np.float32) for i in range(len(batch.flat_rows()))]
     collected = short.collect(batch, logprobs, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from http_server import http_server
-from replay_builders import QUESTIONS, filled, mixer, rollout, source, trajectory
+from replay_builders import QUESTIONS, choices, filled, mixer, rollout, source, trajectory
 from run_builders import rows, small_bindings, train_small
 
 from exgrpo_orlhf import config
@@ -166,7 +166,7 @@ def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
     wrong = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
     replayed = RolloutGroup(QUESTIONS[1], tuple(rollout("wrong", range(n)) for n in (6, 7, 8)), True)
     stored = trajectory(range(10))
-    completed = mixing.complete([wrong, replayed], {QUESTIONS[1].id: stored})
+    completed = mixing.complete([wrong, replayed], choices({QUESTIONS[1].id: stored}))
     batch = mixing.assemble(completed, GroupAdvantages(), penalty)
     expected = [[0, -0.5, -0.75, -1], [0, -0.25, -0.5, 1 - 1]]
     for members, rewards in zip(batch.rows, expected, strict=True):

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from replay_builders import QUESTIONS, filled, group, mixer, source, trajectory
+from replay_builders import QUESTIONS, choices, filled, group, mixer, source, trajectory
 from step_builders import begin, decide_verdicts, watched
 
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -180,11 +180,11 @@ def test_a_planned_revisit_gets_its_stored_success_only_where_all_rollouts_fail(
     ungraded, late = group(["timeout"] * 4, QUESTIONS[2], True), group(["wrong"] * 4, QUESTIONS[3])
     groups = [failed, solved, ungraded, late]
     chosen = {QUESTIONS[i].id: trajectory([i, 1]) for i in range(4)}
-    rows = [members for _, members in planning.complete(groups, chosen)]
+    rows = [members for _, members in planning.complete(groups, choices(chosen))]
     stored = [[one for one in members if isinstance(one, Trajectory)] for members in rows]
     assert [len(members) for members in rows] == [4] * 4
     assert stored == [[chosen[QUESTIONS[0].id]], [], [], [chosen[QUESTIONS[3].id]]]
-    assert planning.metrics(groups, chosen)["replay/injected"] == 2
+    assert planning.metrics(groups, choices(chosen))["replay/injected"] == 2
     buffer = filled(4)
     assert planning.plan(source(), buffer, 1).rollout_counts(4) == [4] * 8
     assert [*planning.late_stored(groups, buffer)] == [QUESTIONS[3]], "the others are planned"
