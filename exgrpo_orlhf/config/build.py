@@ -178,25 +178,23 @@ def may_change(binding: str) -> bool:
 
 def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     """An ablation of a part that this run never asks is its control under another name."""
-    variants = (mixer.injection, mixer.injection.late_injection, mixer.store_rule)
-    others = {variant.__name__ for variant in _VARIANTS} - {type(variant).__name__ for variant in variants}
-    for binding, where in made_at.items():
-        if binding.partition(".")[0] in others:
-            log.warning(
-                *("%s has no effect (%s): ReplayMixer.injection is %s, .store_rule %s", binding, where),
-                *(mixer.injection, mixer.store_rule),
-            )
-    if mixer.share.largest > 0:
-        return
-    late = mixer.injection.late_injection
-    unused = {"QuestionSampler"} | (set() if late and late.choice == "selected" else {"TrajectorySelector"})
-    unused |= set() if mixer.replays else {"RetirementPolicy"}  # paper.gin's ReplayBuffer is of its control too
-    why = f"with ReplayMixer.rho = 0 and ReplayMixer.injection = {mixer.injection} a run never asks"
+    injection, late = mixer.injection, mixer.injection.late_injection
+    used = {type(variant).__name__ for variant in (injection, late, mixer.store_rule)}
+    bound = f"ReplayMixer.injection is {injection}, .store_rule {mixer.store_rule}"
+    reasons = {variant.__name__: bound for variant in _VARIANTS if variant.__name__ not in used}
+    if mixer.share.largest == 0:
+        unused = {"QuestionSampler"} | (set() if late and late.choice == "selected" else {"TrajectorySelector"})
+        unused |= set() if mixer.replays else {"RetirementPolicy"}  # paper.gin's ReplayBuffer is of its control too
+        why = f"with ReplayMixer.rho = 0 and ReplayMixer.injection = {injection} a run never asks"
+        reasons |= {name: f"{why} {name}" for name in unused}
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
-        value = resolved(gin.query_parameter(binding)) if name in unused else None
-        if name in unused and value != inspect.signature(_TARGETS[name]).parameters[parameter].default:
-            log.warning("%s = %r has no effect (%s): %s %s", binding, value, where, why, name)
+        value = resolved(gin.query_parameter(binding)) if name in reasons else None
+        if name in reasons and value != inspect.signature(_TARGETS[name]).parameters[parameter].default:
+            log.warning("%s = %r has no effect (%s): %s", binding, value, where, reasons[name])
+    place = made_at.get("ReplayMixer.injection")
+    if place and not mixer.replays and not isinstance(injection, Beside):
+        log.warning("ReplayMixer.injection = %s has no effect (%s): ReplayMixer.rho is 0", injection, place)
 
 
 def _build(made_at: Mapping[str, str]) -> Experiment:

@@ -160,6 +160,18 @@ NEVER_COLLECTS = "with ReplayMixer.rho = 0 and ReplayMixer.injection = @Beside()
         ),
         (["ablations/twice_in_a_row.gin"], "RetirementPolicy.at_accuracy = 0.9", None),
         (["base.gin"], "RetirementPolicy.revisited_share = 0.5", "revisited_share has no effect"),
+        (
+            ["ablations/small_groups.gin"],
+            "ReplayMixer.injection = @InPlace()",
+            "Beside.rollouts = 1 has no effect (gin/abl",
+        ),
+        (["base.gin", "ablations/in_place.gin"], "Beside.rollouts = None", None),  # the default
+        (
+            ["ablations/one_success.gin"],
+            "Successes.up_to = 0.5",
+            "ReplayMixer.injection is @Beside(), .store_rule @One",
+        ),
+        (["ablations/in_place.gin"], "ReplayMixer.rho = 0.0", "@InPlace() has no effect (gin/ablations/in_place.gin"),
     ],
 )
 def test_a_binding_of_a_part_that_the_run_never_asks_is_named(files, override, warned, caplog):
