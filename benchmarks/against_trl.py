@@ -67,7 +67,7 @@ class Ours:
         graded = self.experiment.verifier.grade_groups(self.engine.rollout(plan, K), self.engine.written)
         groups = plan.in_order(graded)
         mixer = self.experiment.mixer
-        return mixer.assemble(mixer.injection.complete(groups, {}), self.experiment.advantages)
+        return mixer.assemble(mixer.complete(groups, {}), self.experiment.advantages)
 
     def step(self) -> None:
         batch = self.rollouts()

@@ -91,36 +91,7 @@ class Experiment:
             f"Work.experience = {self.experience!r}: a text does not say which of its tokens are an environment's; "
             "take the buffer of a run with episodes",
         )
-        require(
-            not (self.mixer.injection.unless_solved and self.buffer.counts_stored),
-            "ReplayBuffer.counts_stored counts a stored success that ReplayMixer.fresh_beside = 'unless_solved' leaves "
-            "out",
-        )
-        bounded = self.buffer.per_question is not None or self.buffer.max_bytes is not None
-        require(
-            self.mixer.store_rule.stores != "all"
-            or (bounded and not self.buffer.counts_stored and not self.buffer.by_spread),
-            "ReplayMixer.stores = 'all' needs ReplayBuffer.per_question or .max_bytes, because failures are many, and "
-            "neither .counts_stored, which takes what is stored for a success, nor .difficulty = 'reward_spread', by "
-            "which only what is above the mean stays",
-        )
-        injection = self.mixer.injection
-        require(
-            self.mixer.store_rule.stores != "above_mean"
-            or not (self.buffer.counts_stored or (injection.puts_successes and not self.buffer.by_spread)),
-            "ReplayMixer.stores = 'above_mean' stores failures too, which ReplayBuffer.counts_stored would count as "
-            "successes; and without ReplayBuffer.difficulty = 'reward_spread', ReplayMixer.late_injection and "
-            ".fresh_beside = 'all' or 'unless_solved' would put them where a success belongs",
-        )
-        require(
-            not self.buffer.by_spread or (injection.rollouts_per_replayed > 1 and not injection.unless_solved),
-            "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.fresh_beside = None, 'all', or 2 and more",
-        )
-        require(
-            not self.buffer.by_spread or self.mixer.sampler.partition == "accuracy",
-            "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be "
-            f"'accuracy', got {self.mixer.sampler.partition!r}",
-        )
+        self.mixer.check(self.buffer)
         steps, questions = self.optimizer.steps_per_batch, self.settings.questions_per_step
         require(
             steps <= questions,
@@ -135,18 +106,12 @@ class Experiment:
         )
         require(
             self.mixer.replays or self.experience is None,
-            "ReplayMixer.rho = 0 without ReplayMixer.late_injection never replays Work.experience; leave it unbound",
+            "ReplayMixer.rho = 0 with ReplayMixer.injection = "
+            f"{self.mixer.injection} never replays Work.experience; leave it unbound",
         )
-        if self.mixer.collects:
-            return
         require(
-            self.experience is not None,
+            self.mixer.collects or self.experience is not None,
             "ReplayMixer.collects = False leaves nothing to replay but Work.experience, which is None: bind it",
-        )
-        require(
-            self.buffer.max_age is None,
-            f"ReplayBuffer.max_age = {self.buffer.max_age} would empty the buffer for good where "
-            "ReplayMixer.collects is False; it must be None",
         )
 
     @cached_property

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -176,7 +176,7 @@ class Measured(NamedTuple):
     entropy: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RolloutGroup:
     """The fresh rollouts of one question in one step: K, or fewer (K−1 in the paper) beside a stored trajectory.
 
@@ -187,12 +187,12 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]
     planned_replay: bool
 
-    @property
+    @cached_property
     def graded(self) -> int:
         """Number of gradable fresh rollouts, n. Raises ValueError before grading."""
         return sum(rollout.reward is not None for rollout in self.rollouts)
 
-    @property
+    @cached_property
     def correct(self) -> int:
         """Number of correct fresh rollouts, k."""
         return sum(rollout.grade is not None and rollout.grade.correct for rollout in self.rollouts)

@@ -62,8 +62,7 @@ def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
     experiment = config.load([run / "config.gin"])
     if arguments.what == "kept":
         return measures.kept(run, experiment.dynamic_sampling, experiment.optimizer.steps_per_batch)
-    only_successes = experiment.mixer.store_rule.stores == "successes"
-    is_correct = (lambda _: True) if only_successes else _success(experiment)
+    is_correct = _success(experiment) if experiment.mixer.store_rule.stores_failures else (lambda _: True)
     found = measures.responses(run, experiment.questions.load(), is_correct)
     if arguments.what == "code":
         return measures.code(found)

@@ -85,7 +85,7 @@ class Package:
         measured = [one._replace(entropy=entropy) for one, entropy in zip(measured, entropies, strict=True)]
         chosen = self.experiment.selector.choose({question: candidates}, {question: measured}, np.random.default_rng())
         success = choose(stored, entropies)
-        assert tuple(chosen[question.id].token_ids.tolist()) == success.tokens
+        assert tuple(chosen[question.id].trajectory.token_ids.tolist()) == success.tokens
         return success
 
     def observe(self, rewards):

@@ -44,7 +44,8 @@ USES = {  # the page's sections, in the order in which a run needs them; a class
     "Questions and prompts": ("QuestionFile", "QuestionHub", "QuestionMix", "LengthFilter", "FreshSampler", "Prompts"),
     "Rewards": ("Verifier", "Environment"),
     "Replay": (
-        *("ReplayMixer", "ReplayBuffer", "QuestionSampler", "DifficultyBuckets", "TrajectorySelector"),
+        *("ReplayMixer", "Beside", "InPlace", "UnlessSolved", "LateInjection", "Successes", "OneSuccess"),
+        *("AboveMean", "AllFinished", "ReplayBuffer", "QuestionSampler", "DifficultyBuckets", "TrajectorySelector"),
         "RetirementPolicy",
     ),
     "Objective": ("MixedPolicyLoss", "GroupAdvantages"),

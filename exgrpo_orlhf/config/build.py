@@ -41,10 +41,12 @@ from ..questions.prompts import Prompts
 from ..questions.test_sets import sets_of
 from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
 from ..replay.dynamic_sampling import DynamicSampling
+from ..replay.injection import Beside, InPlace, LateInjection, UnlessSolved
+from ..replay.store_rule import AboveMean, AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
 from ..settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, Work
 from ..training.supervised_start import SupervisedFile, SupervisedModel
-from .gin_files import GIN_FOLDER, find, flatten, includes, name_of, place_of, redact, resolved, statements
+from .gin_files import GIN_FOLDER, RENAMED, find, flatten, includes, name_of, place_of, redact, resolved, statements
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
 # what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
@@ -53,11 +55,13 @@ require(
     "ModularChains" in _PARTS.names and bool(entry_points(group="exgrpo_orlhf.test_sets")),
     "what is installed is older than this checkout: run pip install -e . again",
 )
+_VARIANTS = (Beside, InPlace, UnlessSolved, LateInjection, Successes, OneSuccess, AboveMean, AllFinished)
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking),
     *(Verifier, Environment, QuestionFile, QuestionHub, QuestionMix, LengthFilter),
     *(PretrainedModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
+    *_VARIANTS,
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
     *(point.load() for point in _PARTS),
 )
@@ -177,16 +181,23 @@ def may_change(binding: str) -> bool:
 
 def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     """An ablation of a part that this run never asks is its control under another name."""
-    if mixer.share.largest > 0:
-        return
-    unused = {"QuestionSampler"} | ({"TrajectorySelector"} if mixer.injection.late != "selected" else set())
-    unused |= set() if mixer.replays else {"RetirementPolicy"}  # paper.gin's ReplayBuffer is of its control too
-    why = f"with ReplayMixer.rho = 0 and late_injection = {mixer.injection.late!r} a run never asks"
+    injection, late = mixer.injection, mixer.injection.late_injection
+    used = {type(variant).__name__ for variant in (injection, late, mixer.store_rule)}
+    bound = f"ReplayMixer.injection is {injection}, .store_rule {mixer.store_rule}"
+    reasons = {variant.__name__: bound for variant in _VARIANTS if variant.__name__ not in used}
+    if mixer.share.largest == 0:
+        unused = {"QuestionSampler"} | (set() if late and late.choice == "selected" else {"TrajectorySelector"})
+        unused |= set() if mixer.replays else {"RetirementPolicy"}  # paper.gin's ReplayBuffer is of its control too
+        why = f"with ReplayMixer.rho = 0 and ReplayMixer.injection = {injection} a run never asks"
+        reasons |= {name: f"{why} {name}" for name in unused}
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
-        value = resolved(gin.query_parameter(binding)) if name in unused else None
-        if name in unused and value != inspect.signature(_TARGETS[name]).parameters[parameter].default:
-            log.warning("%s = %r has no effect (%s): %s %s", binding, value, where, why, name)
+        value = resolved(gin.query_parameter(binding)) if name in reasons else None
+        if name in reasons and value != inspect.signature(_TARGETS[name]).parameters[parameter].default:
+            log.warning("%s = %r has no effect (%s): %s", binding, value, where, reasons[name])
+    place = made_at.get("ReplayMixer.injection")
+    if place and not mixer.replays and not isinstance(injection, Beside):
+        log.warning("ReplayMixer.injection = %s has no effect (%s): ReplayMixer.rho is 0", injection, place)
 
 
 def _build(made_at: Mapping[str, str]) -> Experiment:
@@ -325,6 +336,8 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
     settings = all_settings()
     if f"{selector}.{parameter}" in settings:
         return
+    if instead := RENAMED.get(f"{selector}.{parameter}"):
+        raise ConfigError(f"{where}: {selector}.{parameter} is now {instead}")
     near = [name for name in settings if name.endswith(f".{parameter}")]
     near = near or difflib.get_close_matches(f"{selector}.{parameter}", settings, n=3, cutoff=0.5)
     if selector in _GIN and not near:

@@ -21,6 +21,17 @@ from ..io.paths import PROJECT
 from ..io.redaction import REDACTED, redacted
 
 GIN_FOLDER = PROJECT / "gin"
+# Settings that were bound under other names, and how to bind them now.
+RENAMED = {
+    "ReplayMixer.fresh_beside": "ReplayMixer.injection: @Beside() with Beside.rollouts for a number, @InPlace() for "
+    "'all', @UnlessSolved() for 'unless_solved'",
+    "ReplayMixer.late_injection": "ReplayMixer.injection = @LateInjection() with LateInjection.choice = 'newest' or "
+    "'selected', @Beside() for None; beside 'unless_solved' UnlessSolved.late = @LateInjection()",
+    "ReplayMixer.store_up_to": "ReplayMixer.store_rule: @Successes() with Successes.up_to for an accuracy or None, "
+    "@OneSuccess() for 'one_success'",
+    "ReplayMixer.stores": "ReplayMixer.store_rule: @Successes(), @AboveMean() for 'above_mean', @AllFinished() for "
+    "'all'",
+}
 
 
 def find(file: str | Path, included_by: str | None) -> Path:

@@ -186,7 +186,8 @@ class Engine(ABC):
 
     def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
         """Prompt and response of each row of the flattened batch."""
-        return [ForwardRow.of(self.prompts.encode(row.question), row.response) for row in batch.flat_rows()]
+        prompts = [self.prompts.encode(group.question) for group in batch.groups]
+        return [ForwardRow.of(ids, row.response) for ids, rows in zip(prompts, batch.rows, strict=True) for row in rows]
 
     @abstractmethod
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..checks import Constraint, Count, NotNegative, Positive, Share, check_settings, require
 from ..io.lazy import torch
-from ..records import Row, mean
+from ..records import Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +57,22 @@ class TokenBatch:
     reference_logprobs: Tensor | None = None
 
 
+class LossTerms(NamedTuple):
+    """Of each token, (T,).
+
+    log_w: log of π_θ over the policy that made the token
+    policy: its loss, not yet weighted
+    truncated: whether w is above the largest weight
+    flat: whether it no longer learns: a fresh token because of the clip, a replayed one because its shaped weight is
+        saturated
+    """
+
+    log_w: Tensor
+    policy: Tensor
+    truncated: Tensor
+    flat: Tensor
+
+
 @dataclass(frozen=True)
 class MixedPolicyLoss:
     """Equation 4 of the paper (arXiv 2510.02245), token by token. With A the advantage of the token's row:
@@ -65,7 +81,7 @@ class MixedPolicyLoss:
         replayed   w* = π_θ/π_past    −f(w*)·A,   f(w*) = w*/(w*+β)
 
     (1−ρ)·J_on + ρ·J_exp is one sum over all rows: ρ is the share of the rows' groups that are replayed ones (with
-    `ReplayMixer.fresh_beside` a replayed group has fewer rows, and its share of the sum is smaller).
+    `Beside.rollouts` a replayed group has fewer rows, and its share of the sum is smaller).
     With a largest weight c (`max_weight`), w* is truncated first and shaped then, −f(w̄)·A or, unshaped, −w̄·A:
 
         w̄ = stop_gradient(min(w*, c)/w*)·w*,   so that w̄ = min(w*, c) and ∇w̄ = min(w*, c)·∇log π_θ
@@ -97,7 +113,7 @@ class MixedPolicyLoss:
     dual_clip: c > 1 of fresh tokens with A < 0, in units of w; needs the clip; None: no bound
     normalizer: what the sum over tokens is divided by, one global value per optimiser step:
         'constant'   rows × response_length, K rows for every group, also for those that could not be graded or, with
-                     `ReplayMixer.fresh_beside`, were not sampled (Dr. GRPO)
+                     `Beside.rollouts`, were not sampled (Dr. GRPO)
         'tokens'     all response tokens
         'sequences'  each row by its own length, then by the same rows (GRPO)
     response_length: L of 'constant', in tokens
@@ -172,7 +188,7 @@ class MixedPolicyLoss:
         """This batch's share of the loss, a scalar: summed over the micro-batches of a step it is the loss."""
         # An ungradable row's tokens are taken out with `where`, here and before every exp: multiplying by 0 would keep
         # a NaN, in the value or, where only the result is masked, in the gradient.
-        policy = torch.where(batch.in_loss, self.policy_terms(batch) * batch.row_weights, 0).sum()
+        policy = torch.where(batch.in_loss, self.terms(batch).policy * batch.row_weights, 0).sum()
         entropy = torch.where(batch.in_loss, batch.entropies, 0).sum() * batch.token_weight
         loss = policy - self.entropy_coef * entropy if self.entropy_coef else policy
         if self.kl_coef:
@@ -185,45 +201,78 @@ class MixedPolicyLoss:
             loss = loss + self.kl_coef * (kl * kl_weights).sum()
         return loss
 
-    def policy_terms(self, batch: TokenBatch) -> Tensor:
-        """(T,) the loss of each token before weighting."""
+    def terms(self, batch: TokenBatch) -> LossTerms:
+        """What the loss is made of, token by token: for the gradient, and for the metrics."""
         log_w = torch.where(batch.in_loss, batch.logprobs - batch.behaviour_logprobs, 0)  # (T,)
         # torch.where evaluates both sides, and an infinite unused side would still make the gradient NaN: each side
         # sees a harmless 0 where it is not used.
         fresh = self._fresh(torch.where(batch.replayed, 0, log_w), batch)
-        replayed = self._replayed(batch, torch.where(batch.replayed, log_w, 0))
-        return torch.where(batch.replayed, replayed, fresh)
+        replayed = self._replayed(torch.where(batch.replayed, log_w, 0), batch)
+        sides = zip(replayed, fresh, strict=True)
+        return LossTerms(
+            log_w, *(torch.where(batch.replayed, of_replayed, of_fresh) for of_replayed, of_fresh in sides)
+        )
 
-    def _fresh(self, log_w: Tensor, batch: TokenBatch) -> Tensor:
+    def _fresh(self, log_w: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """`LossTerms.policy`, `.truncated` and `.flat` of fresh tokens."""
         advantages = batch.advantages
         if self.ratio == "sequence":  # the ratio of a token is its row's
             lengths = torch.bincount(batch.row_of)
             sums = log_w.new_zeros(len(lengths)).index_add(0, batch.row_of, log_w)
             log_w = (sums / lengths.clamp(min=1))[batch.row_of]
-        log_w = _bounded(log_w, self.max_fresh_weight, advantages)
+        log_w, truncated = _bounded(log_w, self.max_fresh_weight)
+        log_w = torch.where(advantages == 0, 0, log_w)  # w·A is 0 then, and not inf · 0
         clip = self.clip(batch.mixed)
         if clip is None:
-            return -torch.exp(log_w) * advantages
+            return -torch.exp(log_w) * advantages, truncated, torch.zeros_like(truncated)
         low, high = clip
         # Above the clip (of A < 0: the dual clip) a token is a constant. It is made one before exp: the branch that
         # `minimum` leaves would overflow and turn the gradient's 0 into 0 · inf.
         upper = math.log1p(high)  # a number, not a tensor: no copy from the host to the device
-        log_w = torch.where((advantages > 0) & (log_w > upper), upper, log_w)
+        flat = (advantages > 0) & (log_w > upper)
+        log_w = torch.where(flat, upper, log_w)
         if self.dual_clip is not None:
             dual = math.log(self.dual_clip)
-            log_w = torch.where((advantages < 0) & (log_w > dual), dual, log_w)
+            above = (advantages < 0) & (log_w > dual)
+            flat, log_w = flat | above, torch.where(above, dual, log_w)
         w = torch.exp(log_w)
         clipped = torch.clamp(w, 1 - low, 1 + high)
-        return -torch.minimum(w * advantages, clipped * advantages)
+        flat = flat | ((advantages < 0) & (w < 1 - low))
+        return -torch.minimum(w * advantages, clipped * advantages), truncated, flat
 
-    def _replayed(self, batch: TokenBatch, log_w: Tensor) -> Tensor:
+    def _replayed(self, log_w: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The same of replayed tokens."""
         if not self.importance_weights:
             logprobs = torch.where(batch.in_loss, batch.logprobs, 0)
             log_w = logprobs - logprobs.detach()
-        log_w = _bounded(log_w, self.max_weight, batch.advantages)
+        log_w, truncated = _bounded(log_w, self.max_weight)
+        if not self.shaping:
+            weight = torch.exp(torch.where(batch.advantages == 0, 0, log_w))
+            return -weight * batch.advantages, truncated, torch.zeros_like(truncated)
         # w/(w+β) = sigmoid(log w − log β): a very old trajectory's ratio can neither overflow nor become 0/0.
-        weight = torch.sigmoid(log_w - math.log(self.beta)) if self.shaping else torch.exp(log_w)
-        return -weight * batch.advantages
+        weight = torch.sigmoid(log_w - math.log(self.beta))
+        flat = weight * (1 - weight) < SATURATED_SLOPE
+        return -weight * batch.advantages, truncated, flat if self.importance_weights else torch.zeros_like(flat)
+
+    def _terms_of(self, rows: Sequence[tuple[float, Floats, Floats]], mixed: bool, replayed: bool) -> LossTerms:
+        """Terms of rows as they were measured, in float64. rows: advantage, log π_θ (T,), log of the behaviour (T,)"""
+        lengths = torch.tensor([len(policy) for _, policy, _ in rows])
+        advantages, row_of = torch.tensor([row[0] for row in rows], dtype=torch.float64), torch.arange(len(rows))
+        policy, behaviour = (torch.from_numpy(np.concatenate([row[i] for row in rows])).double() for i in (1, 2))
+        return self.terms(
+            TokenBatch(
+                logprobs=policy,
+                entropies=torch.zeros_like(policy),
+                behaviour_logprobs=behaviour,
+                advantages=advantages.repeat_interleave(lengths),
+                replayed=torch.full_like(policy, replayed, dtype=torch.bool),
+                in_loss=torch.ones_like(policy, dtype=torch.bool),
+                row_weights=torch.zeros_like(policy),
+                token_weight=0.0,
+                row_of=row_of.repeat_interleave(lengths),
+                mixed=mixed,
+            )
+        )
 
     def fresh_sums(self, rows: Iterable[tuple[float, Floats, Floats]], mixed: bool) -> dict[str, float]:
         """Sums over fresh rows, to be added up over whatever parts of an update they are taken of.
@@ -233,23 +282,18 @@ class MixedPolicyLoss:
         Returns the number of tokens, of those whose gradient the clip takes away (`clipped`), of those whose weight is
         above the largest one (`truncated`), and the sum of w − 1 − log w, w = π_θ/π_old of a token (`kl`).
         """
-        sums = dict.fromkeys(("tokens", "clipped", "truncated", "kl"), 0.0)
-        clip = self.clip(mixed)
-        for advantage, policy, behaviour in rows:
-            log_w = policy.astype(np.float64) - behaviour
-            w = np.exp(np.minimum(log_w, LARGEST_LOG_RATIO))
-            sums["tokens"] += len(w)
-            sums["kl"] += float((w - 1 - log_w).sum())
-            if self.ratio == "sequence":
-                w = np.full_like(w, np.exp(min(float(log_w.mean()), LARGEST_LOG_RATIO)))
-            if self.max_fresh_weight is not None:
-                sums["truncated"] += int((w > self.max_fresh_weight).sum())
-                w = np.minimum(w, self.max_fresh_weight)  # as in the loss: before the clip
-            if clip is not None and advantage:
-                low, high = clip
-                too_large = 1 + high if advantage > 0 else self.dual_clip or math.inf
-                sums["clipped"] += int(((w > too_large) | ((w < 1 - low) & (advantage < 0))).sum())
-        return sums
+        if not (rows := list(rows)):
+            return dict.fromkeys(("tokens", "clipped", "truncated", "kl"), 0.0)
+        terms = self._terms_of(rows, mixed, replayed=False)
+        log_w = terms.log_w.numpy()
+        kl = np.exp(np.minimum(log_w, LARGEST_LOG_RATIO)) - 1 - log_w
+        by_row = np.split(kl, np.cumsum([len(policy) for _, policy, _ in rows])[:-1])
+        counts = {"clipped": terms.flat, "truncated": terms.truncated}
+        return {
+            "tokens": float(len(log_w)),
+            **{name: float(where.sum()) for name, where in counts.items()},
+            "kl": sum(float(row.sum()) for row in by_row),
+        }
 
     def fresh_metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Of the fresh tokens of an update. sums: `fresh_sums`, over all its steps, passes and ranks"""
@@ -267,28 +311,27 @@ class MixedPolicyLoss:
         policy, behaviour: log-probs of each row, (T,)
         """
         metrics = {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0}
-        triples = zip(rows, policy, behaviour, strict=True)
-        stored = [now.astype(np.float64) - past for row, now, past in triples if row.trajectory is not None]
-        log_w = np.concatenate([*stored, np.zeros(0)])
-        used = log_w
         if self.max_weight is not None:
-            used = np.minimum(log_w, np.log(self.max_weight))
-            metrics["replay/truncated_share"] = mean((log_w > used).tolist())
-        if len(log_w):
-            w = np.exp(log_w - log_w.max())  # the common factor cancels in the effective sample size
-            metrics["replay/log_weight_max"] = float(log_w.max())
-            metrics["replay/ess"] = float(w.sum() ** 2 / (w**2).sum() / len(w))
-        if len(log_w) and self.shaping and self.importance_weights:
-            shaped = 1 / (1 + np.exp(np.clip(np.log(self.beta) - used, -700, 700)))
-            metrics["replay/saturated_share"] = float(np.mean(shaped * (1 - shaped) < SATURATED_SLOPE))
-        return metrics
+            metrics["replay/truncated_share"] = 0.0
+        triples = zip(rows, policy, behaviour, strict=True)
+        stored = [(row.advantage, now, past) for row, now, past in triples if row.trajectory is not None]
+        if not stored:
+            return metrics
+        terms = self._terms_of(stored, mixed=True, replayed=True)
+        log_w = terms.log_w.numpy()
+        w = np.exp(log_w - log_w.max())  # the common factor cancels in the effective sample size
+        shares = {"replay/saturated_share": terms.flat, "replay/truncated_share": terms.truncated}
+        return {
+            "replay/log_weight_max": float(log_w.max()),
+            "replay/ess": float(w.sum() ** 2 / (w**2).sum() / len(w)),
+            **{name: float(where.double().mean()) for name, where in shares.items() if name in metrics},
+        }
 
 
-def _bounded(log_w: Tensor, largest: float | None, advantages: Tensor) -> Tensor:
-    """log w̄ of w̄ = stop_gradient(min(w, c)/w)·w: log c with the gradient of log w, where w > c. Without an advantage it
-    is 0, whatever w is: w̄·A is 0, and not inf · 0."""
-    log_w = torch.where(advantages == 0, 0, log_w)
+def _bounded(log_w: Tensor, largest: float | None) -> tuple[Tensor, Tensor]:
+    """log w̄ of w̄ = stop_gradient(min(w, c)/w)·w, and where w > c: there log w̄ is log c with the gradient of log w."""
+    ceiling = math.inf if largest is None else math.log(largest)
+    truncated = log_w > ceiling
     if largest is None:
-        return log_w
-    ceiling = math.log(largest)
-    return torch.where(log_w > ceiling, ceiling + (log_w - log_w.detach()), log_w)  # exactly 0, nothing overflows
+        return log_w, truncated
+    return torch.where(truncated, ceiling + (log_w - log_w.detach()), log_w), truncated  # exactly 0, nothing overflows

@@ -169,7 +169,7 @@ def _schedule(experiment: Experiment) -> None:
     share = f"ρ = {float(rho):g}, {int(rho * s.questions_per_step)} questions of a batch"
     share += f", to ρ = {float(rho_end):g} in {mixer.share.rho_steps} steps" if rho_end != rho else ""
     start = "the first step" if at is None else f"the step after a batch whose Pass@1 exceeds {float(at):g}"
-    kinds = [share] * (mixer.share.largest > 0) + ["late injection"] * (mixer.injection.late is not None)
+    kinds = [share] * (mixer.share.largest > 0) + ["late injection"] * (mixer.injection.late_injection is not None)
     print(f"replay      {' and '.join(kinds)}, from {start}" if kinds else "replay      none")
 
 

@@ -15,6 +15,7 @@ from ..engines.openrlhf import estimates
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
 from ..io.progress import duration
+from ..replay.store_rule import AllFinished
 from ..settings import OpenRLHF
 
 
@@ -73,7 +74,7 @@ def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float
     settings, mixer = experiment.settings, experiment.mixer
     if not (mixer.collects and mixer.replays):
         return 0.0
-    share = 1.0 if mixer.store_rule.stores == "all" else correct
+    share = 1.0 if isinstance(mixer.store_rule, AllFinished) else correct
     stored = settings.steps * settings.questions_per_step * settings.group_size * share
     return min(stored * (64 + 8 * tokens), experiment.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
 

@@ -1,77 +1,151 @@
-"""Which groups get a stored trajectory, and how many rollouts are generated beside one."""
+"""How a stored trajectory enters a group: one class for each way, bound as `ReplayMixer.injection`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from ..checks import require
-from ..records import CompletedGroup, Question, RolloutGroup, Trajectory
+from ..checks import Count, check_settings, require
+from ..records import Question, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
+from .selection import NEWEST, Choice, TrajectorySelector
 
 
+@dataclass(frozen=True, repr=False)
 class Injection:
-    """The stored trajectory of a planned question, and late injection. Settings as in `ReplayMixer`.
+    """A way of injecting. The mixer asks it three things, in this order:
 
-    rollouts_per_replayed: fresh rollouts of a planned question
-    puts_successes: whether a stored trajectory takes a rollout's place, as the better one
+    fresh_rollouts: before sampling, how many rollouts a question gets that was planned for replay
+    late_stored: after grading, which other groups may get a stored trajectory, and of which ones; one of them is
+        chosen by `late_selector`
+    stored_for: which of the chosen trajectories becomes a row of a group (`RolloutGroup.with_stored`)
+
+    plans: whether questions are planned for replay, ρ·B of a batch
+    replaces: whether a stored trajectory takes a rollout's place as the better one, so that it must be a success
+    always: whether every group that is planned gets its stored trajectory
     """
 
-    def __init__(
-        self,
-        fresh_beside: int | Literal["all", "unless_solved"] | None,
-        late: Literal["newest", "selected"] | None,
-        group_size: int,
-    ) -> None:
-        """Raises ValueError for fresh_beside outside [1, K−1]."""
-        require(
-            fresh_beside in (None, "all", "unless_solved")
-            or (type(fresh_beside) is int and 1 <= fresh_beside < group_size),
-            f"ReplayMixer.fresh_beside must be a whole number in [1, train.group_size − 1] = [1, {group_size - 1}], "
-            f"'all', 'unless_solved' or None; got {fresh_beside!r}",
-        )
-        self.rollouts_per_replayed = group_size if isinstance(fresh_beside, str) else fresh_beside or group_size - 1
-        self.late, self.unless_solved = late, fresh_beside == "unless_solved"
-        self.puts_successes = late is not None or isinstance(fresh_beside, str)
-        self.group_size = group_size
+    plans: ClassVar[bool] = True
+    replaces: ClassVar[bool] = False
+    always: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_settings(type(self), vars(self))
+
+    def __repr__(self) -> str:
+        return f"@{type(self).__name__}()"  # as in a gin file
+
+    @property
+    def late_injection(self) -> LateInjection | None:
+        """The one that acts on groups that were not planned; None: nothing enters them."""
+        return None
+
+    def fresh_rollouts(self, group_size: int) -> int:
+        """Of a planned question, in [1, K]. Raises ValueError for a bound number that does not fit K."""
+        return group_size
 
     def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
-        """For late injection: what is stored of each question whose fresh rollouts have all failed.
+        """groups: graded, of K rollouts, or planned. Returns what may enter by question, never an empty list."""
+        return {}
 
-        groups: graded; those of planned questions are left out
+    def late_selector(self, bound: TrajectorySelector) -> TrajectorySelector:
+        """What chooses one of `late_stored`. bound: in the run's gin files"""
+        return bound
+
+    def stored_for(self, group: RolloutGroup, choices: Mapping[str, Choice]) -> Trajectory | None:
+        """The stored trajectory that enters a graded group; None: its rollouts stay as they are.
+
+        choices: by id, one of each planned question and of each of `late_stored`
+        Raises KeyError for a planned group without one.
         """
-        if self.late is None:
+        choice = choices[group.question.id] if group.planned_replay else choices.get(group.question.id)
+        return None if choice is None else choice.trajectory
+
+    def metrics(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> dict[str, float]:
+        """`injected`, where the rollouts decide which groups get a stored trajectory. As `stored_for`, of a batch."""
+        if self.always and self.late_injection is None:
             return {}
+        return {"replay/injected": float(sum(self.stored_for(group, choices) is not None for group in groups))}
+
+
+@dataclass(frozen=True, repr=False)
+class Beside(Injection):
+    """A stored trajectory stands beside the fresh rollouts of its question, as the last row (the paper).
+
+    rollouts: how many fresh ones, from 1 to K−1; None: K−1, a whole group (the paper). A known success needs fewer
+        fresh rollouts around it for a signal than a question of which nothing is known, and what is not generated is
+        saved. The question's accuracy is then that of fewer rollouts
+    """
+
+    rollouts: Count | None = None
+
+    def fresh_rollouts(self, group_size: int) -> int:
+        require(
+            self.rollouts is None or self.rollouts < group_size,
+            f"Beside.rollouts must lie in [1, train.group_size − 1] = [1, {group_size - 1}], or be None; got "
+            f"{self.rollouts!r}",
+        )
+        return self.rollouts or group_size - 1
+
+
+@dataclass(frozen=True, repr=False)
+class InPlace(Injection):
+    """All K rollouts of a planned question are generated, and after grading the stored success takes the place of the
+    one with the lowest reward (`RolloutGroup.with_stored`); the accuracy is that of the K."""
+
+    replaces = True
+
+
+@dataclass(frozen=True, repr=False)
+class LateInjection(Injection):
+    """After grading, a group of fresh rollouts without a success (its accuracy is 0) gets a stored trajectory of its
+    question, where the buffer has one, instead of a rollout (`RolloutGroup.with_stored`). Nothing more is generated,
+    and no question gives way to a replayed one: ReplayMixer.rho is 0. The delayed start holds for it too.
+
+    choice: 'newest': the one whose log-probs are the newest; 'selected': the one that `TrajectorySelector` chooses,
+        which may have to be scored
+    """
+
+    choice: Literal["newest", "selected"] = "newest"
+
+    plans = False
+    replaces = True
+
+    @property
+    def late_injection(self) -> LateInjection:
+        return self
+
+    def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         others = [group for group in groups if not group.planned_replay]
         return {group.question: stored for group in others if (stored := buffer.for_injection(group))}
 
-    def complete(self, groups: Sequence[RolloutGroup], chosen: Mapping[str, Trajectory]) -> list[CompletedGroup]:
-        """The groups with the rows that are trained on (`RolloutGroup.with_stored`).
+    def late_selector(self, bound: TrajectorySelector) -> TrajectorySelector:
+        return NEWEST if self.choice == "newest" else bound
 
-        chosen: the stored trajectory of each replayed question, and of each that gets one by late injection
-        Raises ValueError if a group has another size than planned or is not graded, KeyError if a replayed group has
-        no stored trajectory.
-        """
-        completed = []
-        for group in groups:
-            if len(group.rollouts) != (self.rollouts_per_replayed if group.planned_replay else self.group_size):
-                raise ValueError(
-                    f"question {group.question.id}: {len(group.rollouts)} rollouts"
-                    f"{' and a stored one' * group.planned_replay} do not make a group of K = {self.group_size} with "
-                    f"{self.rollouts_per_replayed} beside a stored one"
-                )
-            completed.append(group.with_stored(self.stored_for(group, chosen), self.group_size))
-        return completed
 
-    def stored_for(self, group: RolloutGroup, chosen: Mapping[str, Trajectory]) -> Trajectory | None:
-        """The stored trajectory that enters a group. Raises KeyError if a replayed group has none."""
-        if not group.planned_replay:
-            return chosen.get(group.question.id)
-        return None if self.unless_solved and group.accuracy != 0 else chosen[group.question.id]
+@dataclass(frozen=True, repr=False)
+class UnlessSolved(Injection):
+    """Planned revisits: all K rollouts of a planned question are generated, and only where none of them is a success
+    does the stored one take a place.
 
-    def metrics(self, groups: Iterable[RolloutGroup], chosen: Mapping[str, Trajectory]) -> dict[str, float]:
-        """Of a batch's groups, where it is left to their rollouts which of them get a stored trajectory."""
-        if self.late is None and not self.unless_solved:
-            return {}
-        stored = [self.stored_for(group, chosen) for group in groups if self.unless_solved or not group.planned_replay]
-        return {"replay/injected": float(sum(trajectory is not None for trajectory in stored))}
+    late: `@LateInjection()`: it does the same for the groups that were not planned; None: these stay as they are
+    """
+
+    late: LateInjection | None = None
+
+    replaces = True
+    always = False
+
+    @property
+    def late_injection(self) -> LateInjection | None:
+        return self.late
+
+    def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
+        return self.late.late_stored(groups, buffer) if self.late else {}
+
+    def late_selector(self, bound: TrajectorySelector) -> TrajectorySelector:
+        return self.late.late_selector(bound) if self.late else bound
+
+    def stored_for(self, group: RolloutGroup, choices: Mapping[str, Choice]) -> Trajectory | None:
+        return None if group.planned_replay and group.accuracy != 0 else super().stored_for(group, choices)

@@ -7,23 +7,31 @@ experience in `store_rule.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ..checks import Count, Share, ShareBelowOne, check_settings, require
+from ..checks import Count, Share, ShareBelowOne, check_settings, reference, require
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets
-from .injection import Injection
+from .injection import Beside, Injection
 from .plan import FreshSource, Plan
 from .replay_share import ReplayShare
 from .sampling import QuestionSampler
-from .store_rule import Floats, StoreRule
+from .selection import Choice
+from .store_rule import Floats, StoreRule, Successes
 
-# (rewards (G, K), gradable (G, K)) → advantages (G, K), an array or a tensor
-Advantages = Callable[[npt.NDArray[np.float64], npt.NDArray[np.bool_]], Any]
+PAPER_INJECTION, PAPER_RULE = Beside(), Successes()
+
+
+class Advantages(Protocol):
+    """As `objective.GroupAdvantages`. Both return (G, K), an array or a tensor."""
+
+    def __call__(self, rewards: npt.NDArray[np.float64], gradable: npt.NDArray[np.bool_]) -> Any: ...
+
+    def of_several(self, rewards: npt.NDArray[np.float64], weights: Sequence[float]) -> Any: ...
 
 
 class ReplayMixer:
@@ -36,23 +44,10 @@ class ReplayMixer:
     start_at_accuracy: replay starts in the step after the first batch whose Pass@1 (mean accuracy over its graded
         fresh rollouts) exceeds this; None: from the first step. The batch that triggers the start is the first whose
         accuracies, trajectories and retirements are recorded (paper)
-    fresh_beside: fresh rollouts beside a stored trajectory, from 1 to K−1; None: K−1, a whole group (the paper). A
-        known success needs fewer fresh rollouts around it for a signal than a question of which nothing is known, and
-        what is not generated is saved. The question's accuracy is then that of fewer rollouts. 'all': all K are
-        generated, and after grading the stored success takes the place of the one with the lowest reward
-        (`RolloutGroup.with_stored`); the accuracy is that of the K. 'unless_solved' (planned revisits): all K are
-        generated, and only where none of them is a success does the stored one take a place
-    late_injection: after grading, a group of fresh rollouts without a success (its accuracy is 0) gets a stored
-        trajectory of its question, where the buffer has one, instead of a rollout (`RolloutGroup.with_stored`).
-        Nothing more is generated, and no question gives way to a replayed one: ρ must be 0, or planned questions be
-        'unless_solved' too. 'newest': the one whose log-probs are the newest; 'selected': the one that
-        `TrajectorySelector` chooses, which may have to be scored. None: no late injection. The delayed start holds for
-        it too.
-    store_up_to: store successes only of groups whose accuracy, over their graded fresh rollouts, is at most this, in
-        (0, 1]; 'one_success': only of groups with exactly one success, whatever K is (SU-01, arXiv 2605.13301); None:
-        of every group (the paper). What is stored stays when its question is solved more often later.
-    stores: 'successes'; where rewards lie between 0 and 1, fresh rollouts whose reward is 'above_mean', the mean of
-        their group's fresh rollouts; or 'all' that finished, failures too (RePO, arXiv 2506.09340)
+    injection: how a stored trajectory enters a group: `@Beside()` (the paper), `@InPlace()`, `@UnlessSolved()` or
+        `@LateInjection()`, which plans no question for replay: ρ is 0 then
+    store_rule: which fresh rollouts are stored: `@Successes()` (the paper), `@OneSuccess()`, `@AboveMean()` or
+        `@AllFinished()`
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
         (`Work.experience`) is replayed as it is
     """
@@ -69,19 +64,18 @@ class ReplayMixer:
         rho_end: Share | None = None,
         rho_steps: Count | None = None,
         start_at_accuracy: ShareBelowOne | None = 0.35,
-        fresh_beside: int | Literal["all", "unless_solved"] | None = None,
-        late_injection: Literal["newest", "selected"] | None = None,
-        store_up_to: float | Literal["one_success"] | None = None,
-        stores: Literal["successes", "above_mean", "all"] = "successes",
+        injection: Annotated[Any, reference("stored_for", "@Beside()")] = PAPER_INJECTION,
+        store_rule: Annotated[Any, reference("experience", "@Successes()")] = PAPER_RULE,
         collects: bool = True,
     ) -> None:
         """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse, a ρ above 0 that
-        replays no question, fresh_beside outside [1, K−1], late_injection with a ρ above 0, store_up_to outside (0, 1],
-        or μ above K success counts."""
+        replays no question or that the injection plans none for, Beside.rollouts outside [1, K−1], or μ above K success
+        counts."""
         check_settings(ReplayMixer, locals())
         self.share = ReplayShare(rho, rho_end, rho_steps, start_at_accuracy)
-        self.injection = Injection(fresh_beside, late_injection, group_size)
-        self.store_rule = StoreRule(store_up_to, stores)
+        self.injection: Injection = injection
+        self.store_rule: StoreRule = store_rule
+        self.rollouts_per_replayed = self.injection.fresh_rollouts(group_size)
         largest = self.share.largest
         require(
             largest == 0 or largest * questions_per_step >= 1,
@@ -89,19 +83,14 @@ class ReplayMixer:
             "0: no question would ever be replayed; raise one of them, or bind 0",
         )
         require(
-            late_injection is None or largest == 0 or fresh_beside == "unless_solved",
-            f"ReplayMixer.late_injection = {late_injection!r} plans no question for replay: ReplayMixer.rho must be 0 "
-            f"and ReplayMixer.rho_end 0 or None, or ReplayMixer.fresh_beside 'unless_solved'; got {rho!r}, {rho_end!r} "
-            f"and {fresh_beside!r}",
+            self.injection.plans or largest == 0,
+            f"ReplayMixer.injection = {injection} plans no question for replay: ReplayMixer.rho must be 0 and "
+            f"ReplayMixer.rho_end 0 or None, got {rho!r} and {rho_end!r}; @UnlessSolved() with UnlessSolved.late = "
+            "@LateInjection() does both",
         )
         require(
             sampler.unit == "accuracy" or sampler.mu <= group_size,
             f"QuestionSampler.mu must lie in [0, K] = [0, {group_size}] successes, got {sampler.mu!r}",
-        )
-        require(
-            stores != "all" or not self.injection.puts_successes,
-            "ReplayMixer.stores = 'all' stores failures, which ReplayMixer.late_injection and .fresh_beside = 'all' or "
-            f"'unless_solved' would put where a success belongs; got {late_injection!r} and {fresh_beside!r}",
         )
         self.sampler, self.buckets = sampler, buckets
         self.group_size, self.questions_per_step, self.rng = group_size, questions_per_step, rng
@@ -110,12 +99,36 @@ class ReplayMixer:
     @property
     def replays(self) -> bool:
         """Whether anything is ever replayed; late injection plans no question for it."""
-        return self.share.largest > 0 or self.injection.late is not None
+        return self.share.largest > 0 or self.injection.late_injection is not None
 
     @property
     def collecting(self) -> bool:
         """Whether this step's experience is recorded; never where nothing is ever replayed."""
         return self.collects and self.replays and self.share.started
+
+    def check(self, buffer: ReplayBuffer) -> None:
+        """Raises ValueError for a buffer that does not go with what is injected and stored."""
+        injection, always = self.injection, self.injection.always
+        require(
+            always or not buffer.counts_stored,
+            f"ReplayBuffer.counts_stored counts a stored success that ReplayMixer.injection = {injection} leaves out",
+        )
+        require(
+            not buffer.by_spread or (self.rollouts_per_replayed > 1 and always),
+            "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.injection = @InPlace(), or @Beside() with 2 "
+            f"rollouts and more; got {injection}",
+        )
+        require(
+            not buffer.by_spread or self.sampler.partition == "accuracy",
+            "ReplayBuffer.difficulty = 'reward_spread' has levels of its own: QuestionSampler.partition must be "
+            f"'accuracy', got {self.sampler.partition!r}",
+        )
+        require(
+            self.collects or buffer.max_age is None,
+            f"ReplayBuffer.max_age = {buffer.max_age} would empty the buffer for good where ReplayMixer.collects is "
+            "False; it must be None",
+        )
+        self.store_rule.check(buffer, injection)
 
     def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int, fills_batch: bool = False) -> Plan:
         """The step's questions, none twice: replayed ones first, then only as many fresh ones as are still needed.
@@ -136,13 +149,31 @@ class ReplayMixer:
         if fills_batch and (missing := fresh_count - len(fresh_questions)):
             fresh_questions += fresh.draw(missing, batch_ids | {question.id for question in fresh_questions}, (), step)
         stored = {question: buffer.trajectories(question.id) for question in replayed}
-        return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.injection.rollouts_per_replayed)
+        return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.rollouts_per_replayed)
+
+    def complete(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> list[CompletedGroup]:
+        """The groups with the rows that are trained on (`RolloutGroup.with_stored`).
+
+        choices: as in `Injection.stored_for`
+        Raises ValueError if a group has another size than planned or is not graded, KeyError if a replayed group has
+        no stored trajectory.
+        """
+        completed = []
+        for group in groups:
+            if len(group.rollouts) != (self.rollouts_per_replayed if group.planned_replay else self.group_size):
+                raise ValueError(
+                    f"question {group.question.id}: {len(group.rollouts)} rollouts"
+                    f"{' and a stored one' * group.planned_replay} do not make a group of K = {self.group_size} with "
+                    f"{self.rollouts_per_replayed} beside a stored one"
+                )
+            completed.append(group.with_stored(self.injection.stored_for(group, choices), self.group_size))
+        return completed
 
     def assemble(
         self,
         groups: Sequence[CompletedGroup],
         advantages: Advantages,
-        penalty: Callable[[int], float] = lambda _: 0.0,
+        penalty: Callable[[int], float] | None = None,
         weights: Mapping[str, float] = {},
     ) -> MixedBatch:
         """Compute advantages over the rows that are trained on. A stored success keeps its stored reward: it is never
@@ -155,10 +186,13 @@ class ReplayMixer:
         for g, (_, members) in enumerate(groups):
             for i, response in enumerate(members):
                 if response.reward is not None:
-                    rewards[g, i], gradable[g, i] = response.reward + penalty(response.length), True
+                    rewards[g, i], gradable[g, i] = (
+                        response.reward + (penalty(response.length) if penalty else 0.0),
+                        True,
+                    )
                     parts[:, g, i] = [dict(response.parts).get(name, np.nan) for name in weights]
-        of_several: Any = getattr(advantages, "of_several", None)
-        values = of_several(parts, [*weights.values()]) if weights else advantages(rewards, gradable)
+        several = [*weights.values()]
+        values = advantages.of_several(parts, several) if several else advantages(rewards, gradable)
         rows = [
             [Row(group.question, member, float(values[g, i]), bool(gradable[g, i])) for i, member in enumerate(members)]
             for g, (group, members) in enumerate(groups)
@@ -173,11 +207,11 @@ class ReplayMixer:
         """As `StoreRule.experience`, while experience is recorded."""
         return self.store_rule.experience(batch, logprobs, step) if self.collecting else []
 
-    def metrics(self, groups: Iterable[RolloutGroup], chosen: Mapping[str, Trajectory]) -> dict[str, float]:
-        """Of the parts that are switched on. groups: of the batch; chosen: as in `complete`"""
+    def metrics(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> dict[str, float]:
+        """Of the parts that are switched on. groups: of the batch; choices: as in `complete`"""
         share = self.share
         metrics = {} if share.start_at_accuracy is None else {"replay/started": float(share.started)}
-        return metrics | self.injection.metrics(groups, chosen)
+        return metrics | self.injection.metrics(groups, choices)
 
     def state_dict(self) -> dict[str, Any]:
         return {"started_at": self.share.started_at, "rng": self.rng.bit_generator.state}

@@ -5,12 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from ..checks import Positive, check_settings, require
 from ..records import Measured, Question, Trajectory
+
+
+class Choice(NamedTuple):
+    """Which of a question's stored trajectories is replayed. measured: of each, or empty where the choice needed no
+    forward pass; place: of the chosen one among them"""
+
+    stored: Sequence[Trajectory]
+    measured: Sequence[Measured]
+    place: int
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.stored[self.place]
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,7 @@ class TrajectorySelector:
         rng: np.random.Generator,
         accuracies: Mapping[str, float] = {},
         step: int = 0,
-    ) -> dict[str, Trajectory]:
+    ) -> dict[str, Choice]:
         """One trajectory per question id. scores: for each question of `to_score`, what was measured of each
         trajectory, in order. accuracies, step: for 'priority', the latest of each question, and the step under way; a
         question without one has been mastered since
@@ -66,19 +79,18 @@ class TrajectorySelector:
         chosen = {}
         for question, options in stored.items():
             require(len(options) > 0, f"question {question.id} has no stored trajectory to choose from")
-            if len(options) == 1:
-                chosen[question.id] = options[0]
-            elif self.by == "random":
-                chosen[question.id] = options[int(rng.integers(len(options)))]
-            else:
-                values = self._scores(options, scores.get(question, ()), accuracies.get(question.id, 1.0), step)
+            measured, place = scores.get(question, ()), 0
+            if len(options) > 1 and self.by == "random":
+                place = int(rng.integers(len(options)))
+            elif len(options) > 1:
+                values = self._scores(options, measured, accuracies.get(question.id, 1.0), step)
                 require(
                     len(values) == len(options) and all(map(math.isfinite, values)),
                     f"question {question.id}: needs {len(options)} finite scores, one a trajectory, got {values}",
                 )
                 sign = 1 if self.prefer == "lowest" and self.by != "priority" else -1
-                best = min(range(len(options)), key=lambda i: (sign * values[i], -options[i].step, options[i].key))
-                chosen[question.id] = options[best]
+                place = min(range(len(options)), key=lambda i: (sign * values[i], -options[i].step, options[i].key))
+            chosen[question.id] = Choice(options, measured, place)
         return chosen
 
     def _scores(

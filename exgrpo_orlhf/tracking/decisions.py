@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..io.json_lines import StepLog
 from ..questions.text import with_roles
-from ..records import Measured, MixedBatch, Rollout, RolloutGroup, Row, Trajectory, mean
+from ..records import MixedBatch, Rollout, RolloutGroup, Row, Trajectory, mean
 from ..replay.difficulty import Level
+from ..replay.selection import Choice
 from ..replay.stored import Changes
 
 ID = 12  # hexadecimal digits of a question's id, and of a trajectory's key: 48 bits
@@ -29,19 +30,12 @@ Floats = npt.NDArray[np.float32]
 Decode = Callable[[npt.NDArray[np.int32]], str]
 
 
-class ScoredTrajectories(NamedTuple):
-    """What a stored trajectory was chosen from. measured: of each, or empty where the choice needed no forward pass"""
-
-    stored: Sequence[Trajectory]
-    measured: Sequence[Measured]
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
     """One step, when it has ended.
 
     sampled: all groups, graded, those that were left out of the batch too
-    scored: by question id, for each replayed question and each candidate for late injection
+    choices: by question id, for each replayed question and each candidate for late injection
     entropies, policy, behaviour: of each row of the flattened batch, as `UpdateStats` has them
     stored: the experience of the step, by question id and trajectory
     buckets: candidates by level
@@ -50,7 +44,7 @@ class StepRecord:
     step: int
     sampled: Sequence[RolloutGroup]
     batch: MixedBatch
-    scored: Mapping[str, ScoredTrajectories]
+    choices: Mapping[str, Choice]
     entropies: Sequence[float]
     policy: Sequence[Floats]
     behaviour: Sequence[Floats]
@@ -104,7 +98,7 @@ def decisions(step: StepRecord) -> dict[str, Any]:
         rows = in_batch.get(group.question.id, [])
         grades = [rollout.grade for rollout in group.rollouts if rollout.grade is not None and rollout.grade.correct]
         fresh = [step.entropies[i] for i, row in rows if row.trajectory is None]
-        again = [(i, row.trajectory) for i, row in rows if row.trajectory is not None]
+        again = [i for i, row in rows if row.trajectory is not None]
         kind = "replayed" if group.planned_replay else "injected" if again else "fresh"
         questions.append(
             {
@@ -122,7 +116,7 @@ def decisions(step: StepRecord) -> dict[str, Any]:
         if spreads := step.changes.spreads:
             spread = spreads.get(group.question.id)  # None: too few of its rollouts could be graded
             questions[-1]["spread"] = None if spread is None else round(spread, 4)
-        replays += [_replay(step, group.question.id, i, trajectory) for i, trajectory in again]
+        replays += [_replay(step, group.question.id, i) for i in again]
     return {
         "step": step.step,
         "questions": _columns(questions),
@@ -135,17 +129,17 @@ def decisions(step: StepRecord) -> dict[str, Any]:
     }
 
 
-def _replay(step: StepRecord, question_id: str, i: int, chosen: Trajectory) -> dict[str, Any]:
+def _replay(step: StepRecord, question_id: str, i: int) -> dict[str, Any]:
     """What the log says of a stored row. i: its position in the flattened batch"""
-    stored, measured = step.scored[question_id]
-    place = next(n for n, trajectory in enumerate(stored) if trajectory is chosen)
-    others = [result.entropy for n, result in enumerate(measured) if n != place]
+    choice = step.choices[question_id]
+    chosen = choice.trajectory
+    others = [result.entropy for n, result in enumerate(choice.measured) if n != choice.place]
     log_weights = step.policy[i].astype(np.float64) - step.behaviour[i]
     return {
         "id": question_id[:ID],
         "trajectory": chosen.key.hex()[:ID],
-        "of": len(stored),
-        "place": place,
+        "of": len(choice.stored),
+        "place": choice.place,
         "age": step.step - chosen.step,
         "tokens": len(chosen),
         "entropy": round(float(step.entropies[i]), 4),
@@ -194,23 +188,23 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
                 **_response(rollout, now, decode),
             }
         )
-    at, chosen = next(((i, row.trajectory) for i, row in rows if row.trajectory is not None), (0, None))
-    if chosen is not None:
-        stored, measured = step.scored[question.id]
-        chosen_first = sorted(range(len(stored)), key=lambda n: stored[n] is not chosen)
+    at = next((i for i, row in rows if row.trajectory is not None), None)
+    if at is not None:
+        stored, measured, place = step.choices[question.id]
+        chosen_first = sorted(range(len(stored)), key=lambda n: n != place)
         for n in sorted(chosen_first[:RESPONSES]):
             entry = stored[n]
             values: dict[str, Any] = {"then": entry.behaviour_logprobs}
-            if entry is chosen:
+            if n == place:
                 values |= {"entropy": round(float(step.entropies[at]), 4), "now": step.policy[at]}
             elif measured:
                 values |= {"entropy": round(measured[n].entropy, 4), "now": measured[n].logprobs}
-            about = {"chosen": entry is chosen, "age": step.step - entry.step, "trajectory": entry.key.hex()[:ID]}
+            about = {"chosen": n == place, "age": step.step - entry.step, "trajectory": entry.key.hex()[:ID]}
             about = {"sound": entry.sound, **_graded(entry, True), **about}
             responses.append({"kind": "stored", **about, **_response(entry, values, decode)})
     return {
         "id": question.id[:ID],
-        "as": "replayed" if group.planned_replay else "fresh" if chosen is None else "injected",
+        "as": "replayed" if group.planned_replay else "fresh" if at is None else "injected",
         "prompt": prompt[:PROMPT],
         "answer": question.answer_text[:PROMPT],
         "responses": responses,

@@ -19,6 +19,7 @@ from ..questions.question_files import place_of, read_rows
 from ..questions.reading import read_prompt
 from ..records import Question, Rollout, Trajectory
 from ..replay import ReplayBuffer, snapshot
+from ..replay.store_rule import AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
 
 
@@ -44,11 +45,11 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
         state = path.parent / "trainer" / "state.json"  # a replay folder alone does not say what it stores
-        stores = json.loads(state.read_text(encoding="utf-8"))["identity"] if state.is_file() else {}
-        rule, same = stores.get("ReplayMixer.stores", "'successes'"), repr(experiment.mixer.store_rule.stores)
-        if rule not in ("'successes'", same) and same != "'all'":
+        identity = json.loads(state.read_text(encoding="utf-8"))["identity"] if state.is_file() else {}
+        rule, same = identity.get("ReplayMixer.store_rule", repr(Successes())), repr(experiment.mixer.store_rule)
+        if rule not in (repr(Successes()), repr(OneSuccess()), same) and same != repr(AllFinished()):
             raise ValueError(
-                f"{path}: its run stored failures too (ReplayMixer.stores = {rule}), which this one would take for "
+                f"{path}: its run stored failures too (ReplayMixer.store_rule = {rule}), which this one would take for "
                 "successes; bind the same, or take the buffer of another run"
             )
         snapshot.load_for_new_run(path, buffer, prompts.fingerprint(), ids)

@@ -70,7 +70,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
         mixer.load_state_dict(state["mixer"])
         fresh.load_state_dict(state["fresh"])
         if (saved := checkpoint / ahead.FOLDER).exists():
-            batch_ahead = ahead.load(saved, fresh.question, step + 1, mixer.injection.rollouts_per_replayed)
+            batch_ahead = ahead.load(saved, fresh.question, step + 1, mixer.rollouts_per_replayed)
         if state["best_of"] == experiment.settings.best_metric:
             # The link too: a kill may have come before it, or its checkpoint may have been set aside.
             if state["best_step"] in available:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 import numpy as np
@@ -20,6 +20,7 @@ from exgrpo_orlhf.replay import (
     RetirementPolicy,
     TrajectorySelector,
 )
+from exgrpo_orlhf.replay.selection import Choice
 
 K = 4
 REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}
@@ -87,9 +88,13 @@ def filled(n: int) -> ReplayBuffer:
     return buffer
 
 
+def choices(chosen: Mapping[str, Trajectory]) -> dict[str, Choice]:
+    return {question_id: Choice([one], (), 0) for question_id, one in chosen.items()}
+
+
 def assemble(groups, chosen=None, **settings) -> MixedBatch:
     completing = mixer(**settings)
-    return completing.assemble(completing.injection.complete(groups, chosen or {}), GroupAdvantages())
+    return completing.assemble(completing.complete(groups, choices(chosen or {})), GroupAdvantages())
 
 
 def finish_step(with_mixer: ReplayMixer, buffer: ReplayBuffer, groups, chosen, step: int) -> int:
@@ -97,7 +102,7 @@ def finish_step(with_mixer: ReplayMixer, buffer: ReplayBuffer, groups, chosen, s
     with_mixer.share.observe(groups, step)
     if with_mixer.collecting:
         buffer.observe(groups, step)
-    batch = with_mixer.assemble(with_mixer.injection.complete(groups, chosen), GroupAdvantages())
+    batch = with_mixer.assemble(with_mixer.complete(groups, chosen), GroupAdvantages())
     logprobs = [np.full(len(row.token_ids), -0.5, np.float32) for row in batch.flat_rows()]
     return buffer.store(with_mixer.collect(batch, logprobs, step))
 

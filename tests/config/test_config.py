@@ -16,6 +16,7 @@ from run_builders import ROOT
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
+from exgrpo_orlhf.replay.store_rule import AboveMean
 
 GIN = ROOT / "gin"
 ALL = sorted(str(path.relative_to(GIN)) for path in GIN.rglob("*.gin"))
@@ -32,6 +33,9 @@ LEFT_OPEN = {
     "recipes/code": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'tasks.jsonl'"],
     "baselines/rlep": ["Work.experience = 'run/checkpoint-200/replay'"],
 }
+
+
+VARIANTS = {variant.__name__ for variant in config.build._VARIANTS}  # those that are not bound have no settings
 
 
 def left_open(name: str) -> list[str]:
@@ -70,7 +74,7 @@ def test_base_does_not_repeat_a_default_of_a_class():
 def test_an_ablation_differs_from_base_in_exactly_what_it_states(name):
     base, ablation = load("base.gin").params, load(name).params
     changed = {key: ablation[key] for key in ablation if ablation[key] != base.get(key)}
-    assert set(base) == set(ablation)
+    assert {key.partition(".")[0] for key in set(base) ^ set(ablation)} <= VARIANTS
     assert changed == stated(name)
 
 
@@ -136,11 +140,11 @@ def test_among_named_files_the_later_wins_and_set_wins_over_all(tmp_path):
 
 LATE, ON_POLICY, NO_ENTROPY = "recipes/late_injection.gin", "baselines/on_policy.gin", "ablation_no_entropy.gin"
 NOT_ASKED = "TrajectorySelector.by = 'random' has no effect (gin/ablation_no_entropy.gin, line 4)"
-NEVER_COLLECTS = "with ReplayMixer.rho = 0 and late_injection = None a run never asks RetirementPolicy"
+NEVER_COLLECTS = "with ReplayMixer.rho = 0 and ReplayMixer.injection = @Beside() a run never asks RetirementPolicy"
 TWICE = "ablations/twice_in_a_row.gin"
 NO_EFFECT = [  # files, bindings, what is said of each that has none
-    ([LATE, NO_ENTROPY], ["ReplayMixer.late_injection = 'newest'"], [NOT_ASKED]),
-    ([LATE, NO_ENTROPY], ["ReplayMixer.late_injection = 'selected'"], []),
+    ([LATE, NO_ENTROPY], ["ReplayMixer.injection = @LateInjection()"], [NOT_ASKED]),
+    ([LATE, NO_ENTROPY], ["LateInjection.choice = 'selected'"], []),
     ([NO_ENTROPY, ON_POLICY], ["train.seed = 1"], [NOT_ASKED]),
     ([NO_ENTROPY], ["ReplayMixer.rho = 0.25"], []),
     (["smollm2.gin"], ["TrajectorySelector.by = 'entropy'"], []),  # as base.gin has it
@@ -154,6 +158,22 @@ NO_EFFECT = [  # files, bindings, what is said of each that has none
     ([TWICE], ["RetirementPolicy.at_accuracy = None"], ["times_in_a_row has no effect (gin/abl"]),
     ([TWICE], ["RetirementPolicy.at_accuracy = 0.9"], []),
     (["base.gin"], ["RetirementPolicy.revisited_share = 0.5"], ["revisited_share has no effect"]),
+    (
+        ["ablations/small_groups.gin"],
+        ["ReplayMixer.injection = @InPlace()"],
+        ["Beside.rollouts = 1 has no effect (gin/abl"],
+    ),
+    (["base.gin", "ablations/in_place.gin"], ["Beside.rollouts = None"], []),  # the default
+    (
+        ["ablations/one_success.gin"],
+        ["Successes.up_to = 0.5"],
+        ["ReplayMixer.injection is @Beside(), .store_rule @One"],
+    ),
+    (
+        ["ablations/in_place.gin"],
+        ["ReplayMixer.rho = 0.0"],
+        ["@InPlace() has no effect (gin/ablations/in_place.gin"],
+    ),
     (
         ["toy.gin"],
         ["LoRA.alpha = 64", "LoRA.targets = ('q_proj',)"],
@@ -180,14 +200,18 @@ def test_a_binding_that_the_run_never_reads_is_named(files, overrides, said, cap
 @pytest.mark.parametrize(
     "more",
     [
-        ["ReplayMixer.fresh_beside = 'all'", "ReplayBuffer.difficulty = 'reward_spread'"],
-        ["ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'newest'", "ReplayBuffer.difficulty = 'reward_spread'"],
-        ["ReplayMixer.fresh_beside = 3"],
+        ["ReplayMixer.injection = @InPlace()", "ReplayBuffer.difficulty = 'reward_spread'"],
+        [
+            "ReplayMixer.rho = 0.0",
+            "ReplayMixer.injection = @LateInjection()",
+            "ReplayBuffer.difficulty = 'reward_spread'",
+        ],
+        ["Beside.rollouts = 3"],
     ],
 )
 def test_what_is_above_the_mean_may_take_the_place_of_what_is_above_that_groups_mean(more):
-    experiment = config.load(["base.gin"], ["ReplayMixer.stores = 'above_mean'", *more])
-    assert experiment.mixer.store_rule.stores == "above_mean"
+    experiment = config.load(["base.gin"], ["ReplayMixer.store_rule = @AboveMean()", *more])
+    assert experiment.mixer.store_rule == AboveMean()
 
 
 def test_the_operative_config_of_a_run_gives_the_same_run(tmp_path):
@@ -254,6 +278,23 @@ def test_gin_and_datasets_hold_no_code():
 
 BAD = [
     ("ReplayMixr.rho = 0.5", "there is no setting ReplayMixr.rho; nearest: ReplayMixer.rho"),
+    *(
+        (f"ReplayMixer.{name} = None", rf"ReplayMixer.{name} is now ReplayMixer.{where}")
+        for name, where in (
+            ("fresh_beside", "injection: @Beside() with Beside.rollouts for a number"),
+            ("late_injection", "injection = @LateInjection() with LateInjection.choice"),
+            ("store_up_to", "store_rule: @Successes() with Successes.up_to"),
+            ("stores", "store_rule: @Successes(), @AboveMean() for 'above_mean'"),
+        )
+    ),
+    (
+        "ReplayMixer.injection = @LateInjection()\nReplayMixer.store_rule = @AllFinished()\nReplayMixer.rho = 0.0",
+        "would put",
+    ),
+    (
+        "train.group_size = 4\nBeside.rollouts = 4",
+        "Beside.rollouts must lie in [1, train.group_size − 1] = [1, 3], or be None; got 4",
+    ),
     ("ReplayMixer.roh = 0.5", "there is no setting ReplayMixer.roh; nearest: ReplayMixer.rho"),
     ("ReplayMixer.rng = 0.5", "there is no setting ReplayMixer.rng"),
     ("rho = 0.5", "rho = … sets nothing, because no binding refers to %rho; nearest: ReplayMixer.rho"),
@@ -325,25 +366,28 @@ BAD = [
     ("ReplayMixer.collects = False", "ReplayMixer.collects = False leaves nothing to replay but Work.experience"),
     (
         "ReplayMixer.rho = 0.0\nWork.experience = 'a.jsonl'",
-        "ReplayMixer.rho = 0 without ReplayMixer.late_injection never replays Work.experience",
+        "ReplayMixer.rho = 0 with ReplayMixer.injection = @Beside() never replays Work.experience",
     ),
     (
         "ReplayMixer.collects = False\nReplayBuffer.max_age = 2\nWork.experience = 'a.jsonl'",
         "ReplayBuffer.max_age = 2 would empty",
     ),
     *(
-        (f"ReplayMixer.stores = 'above_mean'\n{more}", "ReplayMixer.stores = 'above_mean' stores failures too, which")
+        (
+            f"ReplayMixer.store_rule = @AboveMean()\n{more}",
+            "ReplayMixer.store_rule = @AboveMean() stores failures too, which",
+        )
         for more in (
-            *(f"ReplayMixer.fresh_beside = {beside}" for beside in ("'all'", "'unless_solved'")),
-            "ReplayMixer.rho = 0.0\nReplayMixer.late_injection = 'newest'",
+            *(f"ReplayMixer.injection = @{name}()" for name in ("InPlace", "UnlessSolved")),
+            "ReplayMixer.rho = 0.0\nReplayMixer.injection = @LateInjection()",
             "ReplayBuffer.counts_stored = True",
             "ReplayBuffer.counts_stored = True\nReplayBuffer.difficulty = 'reward_spread'",
         )
     ),
     *(
         (
-            f"ReplayMixer.stores = 'all'\n{more}",
-            "ReplayMixer.stores = 'all' needs ReplayBuffer.per_question or .max_bytes",
+            f"ReplayMixer.store_rule = @AllFinished()\n{more}",
+            "ReplayMixer.store_rule = @AllFinished() needs ReplayBuffer.per_question or .max_bytes",
         )
         for more in (
             "ReplayBuffer.per_question = None",

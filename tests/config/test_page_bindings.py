@@ -90,17 +90,19 @@ def test_metrics_that_a_page_names_exist(page: Path) -> None:
 
 def test_the_code_that_the_algorithm_s_page_names_is_where_it_says() -> None:
     page = (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| [^|]+ \| `([\w/]+\.py)` \| (.+) \|$", page, re.MULTILINE)
-    assert len(rows) > 10
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "exgrpo_orlhf").rglob("*.py")]
-    for file, names in rows:
-        first, *others = re.findall(r"`([\w.]+)`", names)
+    tables = page.partition("## One step")[2].partition("## Question sampling")[0]
+    places = re.findall(r"((?:`[\w.]+`|[^`|])+)\(`([\w/]+\.py)`\)", tables)
+    assert len(places) > 15
+    for words, file in places:
         code = (ROOT / "exgrpo_orlhf" / file).read_text(encoding="utf-8")
-        owner, _, name = first.rpartition(".")
-        assert f" {name}(" in code or f"class {name}" in code, (file, first)
-        assert f"class {owner}" in code or not owner, (file, first)
-        for part in (part for name in others for part in name.split(".") if part):
-            assert any(f" {part}(" in source or f"class {part}" in source for source in sources), (file, part)
+        owner, _, name = re.findall(r"`(\w[\w.]*)`", words)[-1].rpartition(".")
+        assert f" {name}(" in code or f"class {name}" in code, (file, name)
+        assert f"class {owner}" in code or not owner, (file, owner)
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "exgrpo_orlhf").rglob("*.py"))
+    cells = re.findall(r"^\| .* \| .* \| (.+) \|$", tables, re.MULTILINE)
+    for name in re.findall(r"`((?:(?!\.py)[\w.])+)`", " ".join(cells)):
+        for part in name.split("."):
+            assert f" {part}(" in sources or f"class {part}" in sources, name
 
 
 @pytest.mark.parametrize("page", ["dev/traps.md", "algorithm.md"])

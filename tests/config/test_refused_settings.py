@@ -18,6 +18,8 @@ from exgrpo_orlhf.replay import (
     RetirementPolicy,
     TrajectorySelector,
 )
+from exgrpo_orlhf.replay.injection import Beside, LateInjection, UnlessSolved
+from exgrpo_orlhf.replay.store_rule import Successes
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, LoRA, Sampling
 from exgrpo_orlhf.testbed.modular_chains import Beliefs, ModularChains
@@ -73,26 +75,26 @@ REFUSED = {
         (dict(start_at_accuracy=1.0), r"start_at_accuracy must lie in \[0, 1\)"),
         (dict(start_at_accuracy=-0.1), "start_at_accuracy"),
         (
-            dict(fresh_beside=0),
-            r"fresh_beside must be a whole number in \[1, train\.group_size − 1\] = \[1, 3\], .* 0$",
+            dict(injection=LateInjection()),
+            r"injection = @LateInjection\(\) plans no .*\.rho must be 0 .* got 0\.5 and None",
         ),
-        (dict(fresh_beside=4), "fresh_beside .* got 4"),
-        (dict(fresh_beside=1.5), r"fresh_beside .* got 1\.5"),
-        (dict(fresh_beside="most"), "fresh_beside .* got 'most'"),
         (
-            dict(late_injection="newest"),
-            r"late_injection = 'newest' plans no .*\.rho must be 0 .* 0\.5, None and None",
+            dict(injection=LateInjection(), rho=0, rho_end=0.5, rho_steps=3),
+            r"injection = @LateInjection\(\) .* got 0 and 0\.5",
         ),
-        (dict(late_injection="newest", rho=0, rho_end=0.5, rho_steps=3), r"late_injection .* 0\.5 and None"),
-        (dict(late_injection="oldest", rho=0), "late_injection must be one of 'newest', 'selected'"),
-        (dict(store_up_to=0.0), r"store_up_to must be an accuracy in \(0, 1\], 'one_success' .* got 0\.0"),
-        (dict(store_up_to=1.5), r"store_up_to .* got 1\.5"),
-        (dict(store_up_to=NAN), "store_up_to .* got nan"),
-        (dict(store_up_to="two"), "store_up_to .* got 'two'"),
-        (dict(stores="failures"), "stores must be one of 'successes', 'above_mean', 'all'; got 'failures'"),
-        (dict(stores="all", fresh_beside="unless_solved"), "stores = 'all' stores failures, .* None and 'unless_"),
-        (dict(stores="all", late_injection="newest", rho=0), "stores = 'all' stores failures, .* 'newest' and None"),
+        *(
+            (dict(injection=wrong), r"injection must be a reference such as @Beside\(\)")
+            for wrong in ("newest", Beside)
+        ),
+        (dict(store_rule="all"), r"store_rule must be a reference such as @Successes\(\)"),
     ],
+    Beside: [
+        (dict(rollouts=0), "rollouts must be at least 1, or None; got 0"),
+        (dict(rollouts=1.5), "rollouts takes int"),
+    ],
+    UnlessSolved: [(dict(late=Beside()), r"late takes LateInjection \| None, got @Beside\(\)")],
+    LateInjection: [(dict(choice="oldest"), "choice must be one of 'newest', 'selected'; got 'oldest'")],
+    Successes: [(dict(up_to=up_to), r"up_to must lie in \(0, 1\], or None; got ") for up_to in (0.0, 1.5, NAN)],
     QuestionSampler: [
         (dict(sigma=0), "sigma must be a positive number"),
         *((dict(sigma=sigma), "sigma") for sigma in (-1, NAN, INF)),

@@ -83,7 +83,7 @@ def test_entropy_is_that_of_the_logged_correct_responses_by_the_level_of_their_g
 
 
 def test_stored_failures_are_not_among_the_correct_responses(warm_model, tmp_path, run_script):
-    stores_all = ("ReplayMixer.stores = 'all'", "ReplayBuffer.per_question = 8")
+    stores_all = ("ReplayMixer.store_rule = @AllFinished()", "ReplayBuffer.per_question = 8")
     run_here(warm_model, [*MIXED_PHASE, *stores_all], tmp_path, resume=False)
     table = [row for row in measured(run_script, "entropy", tmp_path) if row["kind"] == "stored"]
     records = snapshot.read(max(checkpoints.find(tmp_path).items())[1] / "replay").records.values()

@@ -4,11 +4,26 @@ import itertools
 
 import numpy as np
 import pytest
-from replay_builders import QUESTIONS, REWARDS, K, assemble, filled, group, ids_of, mixer, rollout, source, trajectory
+from replay_builders import (
+    QUESTIONS,
+    REWARDS,
+    K,
+    assemble,
+    choices,
+    filled,
+    group,
+    ids_of,
+    mixer,
+    rollout,
+    source,
+    trajectory,
+)
 
 from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import Rollout, RolloutGroup, Trajectory
+from exgrpo_orlhf.replay.injection import Beside, InPlace
+from exgrpo_orlhf.replay.store_rule import OneSuccess, Successes
 
 
 def test_a_replayed_group_ends_with_its_stored_row_bit_for_bit():
@@ -34,7 +49,7 @@ def test_a_replayed_group_ends_with_its_stored_row_bit_for_bit():
 def test_groups_of_another_size_are_refused(n, replayed, beside, message):
     """T9: a replayed question comes with K−1 fresh rollouts; K would be compute thrown away."""
     with pytest.raises(ValueError, match=f"question {QUESTIONS[0].id}: {message}"):
-        assemble([group(["wrong"] * n, replayed=replayed)], {QUESTIONS[0].id: trajectory()}, fresh_beside=beside)
+        assemble([group(["wrong"] * n, replayed=replayed)], {QUESTIONS[0].id: trajectory()}, injection=Beside(beside))
 
 
 def test_groups_that_are_ungraded_or_without_their_trajectory_are_refused():
@@ -55,7 +70,7 @@ def test_advantages_are_over_the_stored_row_and_the_few_or_k_minus_one_beside_it
     n = beside or K - 1
     for verdicts in itertools.product(("correct", "wrong", "timeout"), repeat=n):
         groups = [group(["correct", "wrong", "wrong", "wrong"], QUESTIONS[1]), group(verdicts, replayed=True)]
-        batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8], reward=0.6)}, fresh_beside=beside)
+        batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8], reward=0.6)}, injection=Beside(beside))
         fresh, replayed = batch.rows
         assert [row.advantage for row in fresh] == [0.75, -0.25, -0.25, -0.25]
         assert (len(replayed), batch.group_size) == (n + 1, K)
@@ -68,12 +83,12 @@ def test_advantages_are_over_the_stored_row_and_the_few_or_k_minus_one_beside_it
 
 
 def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs():
-    short, default, buffer = mixer(8, fresh_beside=1), mixer(8), filled(20)
+    short, default, buffer = mixer(8, injection=Beside(1)), mixer(8), filled(20)
     plans = [m.plan(source(), buffer, 1) for m in (short, default)]
     assert ids_of(plans[0]) == ids_of(plans[1])
     assert [plan.rollout_counts(K) for plan in plans] == [[K] * 4 + [1] * 4, [K] * 4 + [K - 1] * 4]
     groups = [group(["correct"], q, replayed=True) for q in plans[0].replayed] + [group(["correct"] * K, QUESTIONS[39])]
-    completed = short.injection.complete(groups, {q.id: trajectory() for q in plans[0].replayed})
+    completed = short.complete(groups, choices({q.id: trajectory() for q in plans[0].replayed}))
     batch = short.assemble(completed, GroupAdvantages())
     logprobs = [np.full(2, -i, np.float32) for i in range(len(batch.flat_rows()))]
     collected = short.collect(batch, logprobs, 1)
@@ -87,7 +102,7 @@ def test_fewer_rollouts_change_no_draw_and_each_rollout_keeps_its_own_logprobs()
 def test_the_stored_success_takes_the_place_of_the_worst_row_and_of_equal_ones_of_the_last():
     """Every outcome of K rollouts: the group keeps its size and order; one without a grade is the worst."""
     for verdicts in itertools.product(("correct", "wrong", "timeout"), repeat=K):
-        batch = assemble([group(verdicts, replayed=True)], {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside="all")
+        batch = assemble([group(verdicts, replayed=True)], {QUESTIONS[0].id: trajectory([8, 8])}, injection=InPlace())
         worst = next(kind for kind in ("timeout", "wrong", "correct") if kind in verdicts)
         place = K - 1 - verdicts[::-1].index(worst)
         rows = batch.flat_rows()
@@ -106,15 +121,15 @@ def test_the_lowest_of_rewards_in_between_gives_way():
     rewards = (0.5, 0.2, 0.2, 0.9)
     rollouts = tuple(Rollout(np.array([i], np.int32), "stop", Grade("wrong", r)) for i, r in enumerate(rewards))
     one = RolloutGroup(QUESTIONS[0], rollouts, True)
-    batch = assemble([one], {QUESTIONS[0].id: trajectory([8])}, fresh_beside="all")
+    batch = assemble([one], {QUESTIONS[0].id: trajectory([8])}, injection=InPlace())
     assert [int(row.token_ids[0]) for row in batch.flat_rows()] == [0, 1, 8, 3]
 
 
 def test_a_success_that_gave_way_is_not_stored_and_the_others_keep_their_own_logprobs():
     groups = [group(["correct"] * K, QUESTIONS[0], replayed=True), group(["correct"] * K, QUESTIONS[1])]
-    batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])}, fresh_beside="all")
+    batch = assemble(groups, {QUESTIONS[0].id: trajectory([8, 8])}, injection=InPlace())
     logprobs = [np.full(2, -i, np.float32) for i in range(2 * K)]
-    collected = mixer(fresh_beside="all").collect(batch, logprobs, 1)
+    collected = mixer(injection=InPlace()).collect(batch, logprobs, 1)
     assert [int(-t.behaviour_logprobs[0]) for _, t in collected] == [0, 1, 2, 4, 5, 6, 7]
 
 
@@ -159,16 +174,16 @@ def test_the_bound_looks_at_the_graded_fresh_rollouts_alone():
     ]
     batch = assemble(groups, {QUESTIONS[i].id: trajectory([9, 9]) for i in (0, 1)})
     logprobs = [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()]
-    for bound, ids in (
-        ("one_success", [0]),
-        (1 / 3, [0]),
-        (0.34, [0]),
-        (0.33, []),
-        (2 / 3, [0, 2]),
-        (1.0, [0, 1, 1, 2]),
+    for rule, ids in (
+        (OneSuccess(), [0]),
+        (Successes(1 / 3), [0]),
+        (Successes(0.34), [0]),
+        (Successes(0.33), []),
+        (Successes(2 / 3), [0, 2]),
+        (Successes(1.0), [0, 1, 1, 2]),
     ):
-        collected = mixer(store_up_to=bound).collect(batch, logprobs, 1)
-        assert [question_id for question_id, _ in collected] == [QUESTIONS[i].id for i in ids], bound
+        collected = mixer(store_rule=rule).collect(batch, logprobs, 1)
+        assert [question_id for question_id, _ in collected] == [QUESTIONS[i].id for i in ids], rule
 
 
 def test_a_group_without_an_accuracy_gives_no_experience():

@@ -13,7 +13,9 @@ from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.records import Rollout, RolloutGroup
 from exgrpo_orlhf.replay import DifficultyBuckets, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.difficulty import spread_levels
+from exgrpo_orlhf.replay.injection import LateInjection
 from exgrpo_orlhf.replay.snapshot import load, load_for_new_run, save
+from exgrpo_orlhf.replay.store_rule import AboveMean, AllFinished, Successes
 from exgrpo_orlhf.testbed.modular_chains import ModularChains, grade_steps, right_reasoning
 
 HALF = Fraction(1, 2)
@@ -119,17 +121,17 @@ def test_what_is_above_its_groups_mean_is_stored_or_what_is_a_success():
     groups.append(graded([0.9, 0.2, 0.2, None], QUESTIONS[2], success_at=0.9))
     groups.append(graded([1.0, 0.0] * 2, QUESTIONS[3], "length"))
     finished = [*((0, r) for r in (0.1, 0.4, 0.6, 0.8)), *[(1, 0.5)] * 4, (2, 0.9), (2, 0.2), (2, 0.2)]
-    kept = {"above_mean": [(0, 0.6), (0, 0.8), (2, 0.9)], "successes": [(2, 0.9)], "all": finished}
-    for stores, expected in kept.items():
+    kept = {AboveMean(): [(0, 0.6), (0, 0.8), (2, 0.9)], Successes(): [(2, 0.9)], AllFinished(): finished}
+    for rule, expected in kept.items():
         batch = assemble(groups)
         logprobs = [np.zeros(2, np.float32)] * 16
-        experience = mixer(stores=stores).collect(batch, logprobs, 1)
+        experience = mixer(store_rule=rule).collect(batch, logprobs, 1)
         ids = [question.id for question in QUESTIONS]
         assert [(ids.index(question_id), stored.reward) for question_id, stored in experience] == expected
 
 
 def test_late_injection_acts_on_equal_rewards_below_a_stored_one():
-    buffer, late = by_spread(), mixer(rho=0, late_injection="newest")
+    buffer, late = by_spread(), mixer(rho=0, injection=LateInjection())
     observed(buffer, *(graded([0.1, 0.3], question) for question in QUESTIONS[:3]))
     buffer.store((question.id, trajectory([1], reward=0.5)) for question in QUESTIONS[:3])
     groups = [graded([0.2] * 4, QUESTIONS[0]), graded([0.6] * 4, QUESTIONS[1]), graded([0.0, 0.1], QUESTIONS[2])]
@@ -177,8 +179,8 @@ def test_the_share_of_right_steps_and_the_success_are_two_things():
 def test_with_rewards_of_0_and_1_storage_is_that_of_successes():
     """A success is above the mean of its group unless all succeed: then its question retires."""
     kept = []
-    for stores in ("successes", "above_mean"):
-        buffer, mixing = ReplayBuffer(RetirementPolicy()), mixer(stores=stores)
+    for rule in (Successes(), AboveMean()):
+        buffer, mixing = ReplayBuffer(RetirementPolicy()), mixer(store_rule=rule)
         rewards = np.random.default_rng(2).integers(0, 2, (len(QUESTIONS), 4)).astype(float)
         finish_step(mixing, buffer, [graded(r.tolist(), q) for r, q in zip(rewards, QUESTIONS, strict=True)], {}, 1)
         kept.append([(id_, [t.key for t in buffer.trajectories(id_)]) for id_ in buffer.records])

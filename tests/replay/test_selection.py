@@ -38,7 +38,7 @@ def test_the_chosen_trajectory_has_the_extreme_entropy_whatever_its_age(prefer, 
     chosen = TrajectorySelector(by, prefer).choose(candidates, measured, generator)
     assert list(chosen) == [question.id for question in questions]
     for question, kept in candidates.items():
-        assert chosen[question.id] is kept[plain(scores[question])]
+        assert chosen[question.id].trajectory is kept[plain(scores[question])]
     assert generator.bit_generator.state == rng().bit_generator.state, "no random number is drawn"
 
 
@@ -53,7 +53,7 @@ def test_equal_scores_take_the_newest_then_the_smaller_hash_whatever_the_order(b
         if by == "recency" and kept is ages:
             continue  # its score is the step itself
         for order in itertools.permutations(kept):
-            assert TrajectorySelector(by, prefer).choose({Q: order}, equal, rng())["q"] is expected
+            assert TrajectorySelector(by, prefer).choose({Q: order}, equal, rng())["q"].trajectory is expected
 
 
 def test_the_priority_is_the_distance_from_the_accuracy_and_falls_with_age():
@@ -63,10 +63,17 @@ def test_the_priority_is_the_distance_from_the_accuracy_and_falls_with_age():
     for accuracy, step in itertools.product((0.0, 0.1, 0.25, 0.5, 0.9, 1.0), (10, 30)):
         scores = [abs(one.reward - accuracy) * math.exp(-(step - one.step) / 4.0) for one in kept]
         for order in itertools.permutations(kept):
-            assert selector.choose({Q: order}, {}, rng(), {"q": accuracy}, step)["q"] is kept[int(np.argmax(scores))]
-    assert selector.choose({Q: kept}, {}, rng(), {"q": 0.1}, 10)["q"] is kept[0], "a rare success"
-    assert selector.choose({Q: kept}, {}, rng(), {"q": 0.5}, 10)["q"] is kept[1], "of equal distance the younger"
-    assert selector.choose({Q: kept}, {}, rng(), {}, 10)["q"] is kept[1], "mastered since: a failure is far from it"
+            assert (
+                selector.choose({Q: order}, {}, rng(), {"q": accuracy}, step)["q"].trajectory
+                is kept[int(np.argmax(scores))]
+            )
+    assert selector.choose({Q: kept}, {}, rng(), {"q": 0.1}, 10)["q"].trajectory is kept[0], "a rare success"
+    assert selector.choose({Q: kept}, {}, rng(), {"q": 0.5}, 10)["q"].trajectory is kept[1], (
+        "of equal distance the younger"
+    )
+    assert selector.choose({Q: kept}, {}, rng(), {}, 10)["q"].trajectory is kept[1], (
+        "mastered since: a failure is far from it"
+    )
 
 
 def test_only_trajectories_whose_score_matters_are_scored():
@@ -89,20 +96,20 @@ def test_length_and_recency_are_known_without_a_scoring_pass(by, prefer, taken):
     before = generator.bit_generator.state
     assert selector.to_score({Q: kept}) == {}
     for order in itertools.permutations(kept):
-        assert selector.choose({Q: order}, {}, generator)["q"] is kept[taken]
+        assert selector.choose({Q: order}, {}, generator)["q"].trajectory is kept[taken]
     assert generator.bit_generator.state == before
 
 
 def test_a_trajectory_that_stands_alone_needs_no_score():
     kept = stored(1)
     for by in ("entropy", "perplexity", "length", "recency", "random"):
-        assert TrajectorySelector(by=by).choose({Q: kept}, {}, rng())["q"] is kept[0]
+        assert TrajectorySelector(by=by).choose({Q: kept}, {}, rng())["q"].trajectory is kept[0]
 
 
 def test_random_choice_is_uniform():
     kept, generator, draws = stored(4), np.random.default_rng(5), 4_000
     selector = TrajectorySelector(by="random")
-    counts = Counter(selector.choose({Q: kept}, {}, generator)["q"].step for _ in range(draws))
+    counts = Counter(selector.choose({Q: kept}, {}, generator)["q"].trajectory.step for _ in range(draws))
     statistic = sum((counts[i] - draws / 4) ** 2 / (draws / 4) for i in range(4))
     assert statistic < 21.1  # χ² with 3 degrees of freedom exceeds this once in 10,000
 
@@ -111,7 +118,8 @@ def test_random_choice_comes_from_the_generator_handed_in():
     candidates = {Question.make("sums", f"{i}+1=", "?"): stored(5) for i in range(30)}
     selector = TrajectorySelector(by="random")
     steps = [
-        [t.step for t in selector.choose(candidates, {}, np.random.default_rng(seed)).values()] for seed in (3, 3, 4)
+        [t.trajectory.step for t in selector.choose(candidates, {}, np.random.default_rng(seed)).values()]
+        for seed in (3, 3, 4)
     ]
     assert steps[0] == steps[1] != steps[2]
 

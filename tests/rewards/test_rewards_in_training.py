@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from http_server import http_server
-from replay_builders import QUESTIONS, filled, mixer, rollout, source, trajectory
+from replay_builders import QUESTIONS, choices, filled, mixer, rollout, source, trajectory
 from run_builders import rows, small_bindings, train_small
 
 from exgrpo_orlhf import config
@@ -17,6 +17,7 @@ from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
+from exgrpo_orlhf.replay.store_rule import AboveMean
 from exgrpo_orlhf.rewards import GradingError, Verifier, server
 
 BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
@@ -140,7 +141,7 @@ def test_with_dynamic_sampling_the_length_penalty_alone_trains_nothing():
     mixed = RolloutGroup(
         QUESTIONS[1], (rollout("correct", range(9)), *(rollout("wrong", range(n)) for n in (1, 8, 9))), False
     )
-    completed = mixer().injection.complete([wrong, mixed], {})
+    completed = mixer().complete([wrong, mixed], {})
     batch = mixer().assemble(completed, GroupAdvantages(), lambda tokens: verifier.overlong_penalty(tokens, 10))
     assert DynamicSampling().masked(batch) is batch
     assert all(row.advantage for row in batch.flat_rows()[1:])
@@ -158,14 +159,14 @@ def test_training_stops_when_grading_fails(warm_model, tmp_path):
 
 def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
     """DAPO, equation 13, with L_max = 10 and L_cache = 4; a stored success of 10 tokens is a row as any other."""
-    verifier, mixing = Verifier("exact", overlong_share=0.4), mixer(stores="above_mean")
+    verifier, mixing = Verifier("exact", overlong_share=0.4), mixer(store_rule=AboveMean())
     penalty = lambda tokens: verifier.overlong_penalty(tokens, 10)
     assert [penalty(tokens) for tokens in (1, 6, 7, 8, 10)] == [0, 0, -0.25, -0.5, -1]
     assert Verifier("exact").overlong_penalty(10, 10) == 0
     wrong = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
     replayed = RolloutGroup(QUESTIONS[1], tuple(rollout("wrong", range(n)) for n in (6, 7, 8)), True)
     stored = trajectory(range(10))
-    completed = mixing.injection.complete([wrong, replayed], {QUESTIONS[1].id: stored})
+    completed = mixing.complete([wrong, replayed], choices({QUESTIONS[1].id: stored}))
     batch = mixing.assemble(completed, GroupAdvantages(), penalty)
     expected = [[0, -0.5, -0.75, -1], [0, -0.25, -0.5, 1 - 1]]
     for members, rewards in zip(batch.rows, expected, strict=True):

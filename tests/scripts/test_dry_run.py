@@ -205,7 +205,7 @@ def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_tra
     assert lines["device"] == "cpu, float32, 1 CPU threads; sampled by a loop in torch"
     assert lines["replay"] == "ρ = 0.5, 4 questions of a batch, from the first step"
     rising = ("ReplayMixer.rho = 0.0", "ReplayMixer.rho_end = 0.5", "ReplayMixer.rho_steps = 9")
-    revisits = ("ReplayMixer.fresh_beside = 'unless_solved'", "ReplayMixer.late_injection = 'newest'")
+    revisits = ("ReplayMixer.injection = @UnlessSolved()", "UnlessSolved.late = @LateInjection()")
     _, lines, _ = dry_run(["toy.gin"], small_bindings(raw_model, *rising, *revisits))
     planned = "ρ = 0, 0 questions of a batch, to ρ = 0.5 in 9 steps and late injection, from the first step"
     assert lines["replay"] == planned

@@ -30,7 +30,7 @@ from exgrpo_orlhf.checkpoints import manifest
 from exgrpo_orlhf.workers.fork_server import close_workers
 
 TRAIN = ROOT / "scripts" / "train.py"
-RARELY = "ReplayMixer.store_up_to = 'one_success'"
+RARELY = "ReplayMixer.store_rule = @OneSuccess()"
 UNBOUND = runs(Path(), Path(), Path(), "http://nowhere")
 VLLM = "sampler vllm"
 

@@ -271,7 +271,7 @@ def test_a_layout_is_examined_with_as_many_rows_as_its_ranks_need(tmp_path, layo
     assert experiment.loss == bound.loss
     assert experiment.lora == bound.lora
     assert experiment.mixer.share.rho == Fraction(1, 2), "with the paper's algorithm"
-    assert experiment.mixer.injection.late is None
+    assert experiment.mixer.injection.late_injection is None
     changed = flags.items() ^ bound.openrlhf.all_flags().items()
     allowed = {"train.max_tokens_per_gpu", "rollout.max_tokens_per_gpu", "algo.advantage.is_correction_level"}
     assert {flag for flag, _ in changed} <= allowed

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.records import MixedBatch, Rollout, RolloutGroup, Row
+from exgrpo_orlhf.replay.selection import Choice
 from exgrpo_orlhf.replay.stored import Changes
 from exgrpo_orlhf.tracking import decisions as log
 from exgrpo_orlhf.tracking.decisions import DecisionLog
@@ -33,11 +34,16 @@ OPTIONS = {
         "RetirementPolicy.revisited_share = 1.0",
     ],
     "in place": [
-        "ReplayMixer.fresh_beside = 'all'",
+        "ReplayMixer.injection = @InPlace()",
         "DynamicSampling.max_rounds = 1",
         "TrajectorySelector.by = 'length'",
     ],
-    "late": ["ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"],
+    "late": [
+        "ReplayMixer.rho = 0.0",
+        "ReplayMixer.injection = @LateInjection()",
+        "LateInjection.choice = 'selected'",
+        "RetirementPolicy.at_accuracy = None",
+    ],
 }
 
 
@@ -193,7 +199,7 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
         step=30,
         sampled=[group],
         batch=MixedBatch([group], [in_group], 65),
-        scored={QUESTIONS[0].id: log.ScoredTrajectories(stored, [])},
+        choices={QUESTIONS[0].id: Choice(stored, [], 17)},
         entropies=[0.5] * 65,
         policy=logprobs,
         behaviour=logprobs,

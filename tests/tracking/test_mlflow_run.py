@@ -106,7 +106,7 @@ def test_a_switched_on_part_has_its_metrics(warm_model, tmp_path):
     plain, full = metrics("plain"), metrics("full", *on)
     assert full - plain >= {"replay/started", "rollout/age_mean", *of_rounds, *of_limits}
     assert "replay/retired" in plain - metrics("kept", "RetirementPolicy.at_accuracy = None")
-    late = metrics("late", "ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'newest'")
+    late = metrics("late", "ReplayMixer.rho = 0.0", "ReplayMixer.injection = @LateInjection()")
     assert "replay/injected" in late - plain
     assert "reward/lucky_guess_rate" in plain
     assert not any("lucky" in name for name in metrics("exact", "Verifier.kind = 'exact'"))

@@ -40,10 +40,10 @@ class Watched:
             return self.stats[-1]
 
         def choosing(selector, candidates):
-            chosen, considered = choose(selector, candidates)
+            choices = choose(selector, candidates)
             if len(self.considered) == len(self.batches):  # the first choice of a step; then there are late ones
-                self.considered.append(considered)
-            return chosen, considered
+                self.considered.append(choices)
+            return choices
 
         self.engine.update, self.run._choose = watched, choosing
 

@@ -7,16 +7,17 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from replay_builders import QUESTIONS, filled, group, mixer, source, trajectory
+from replay_builders import QUESTIONS, choices, filled, group, mixer, source, trajectory
 from step_builders import begin, decide_verdicts, watched
 
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.replay.injection import LateInjection, UnlessSolved
 
-LATE = ("ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'newest'")
-SELECTED = ("ReplayMixer.rho = 0.0", "ReplayMixer.late_injection = 'selected'")
-IN_PLACE = ("ReplayMixer.rho = 1.0", "ReplayMixer.fresh_beside = 'all'", "ReplayBuffer.replays_unsolved = True")
+LATE = ("ReplayMixer.rho = 0.0", "ReplayMixer.injection = @LateInjection()")
+SELECTED = ("ReplayMixer.rho = 0.0", "ReplayMixer.injection = @LateInjection()", "LateInjection.choice = 'selected'")
+IN_PLACE = ("ReplayMixer.rho = 1.0", "ReplayMixer.injection = @InPlace()", "ReplayBuffer.replays_unsolved = True")
 EVERY_STEP = ("ModularChains.count = 8", "RetirementPolicy.at_accuracy = None")  # a step has all eight questions
 
 
@@ -39,11 +40,11 @@ def test_importance_weights_of_rows_put_into_a_group_use_the_stored_log_probs_bi
     option, ratio, steps, verdict, warm_model, tmp_path, monkeypatch
 ):
     """What the loss divides by, token for token, and what the metrics are of."""
-    weighed, terms = [], MixedPolicyLoss.policy_terms
+    weighed, weigh = [], MixedPolicyLoss.__call__
 
     def recording(loss, batch):
         weighed.append(batch.behaviour_logprobs[batch.replayed].numpy().copy())
-        return terms(loss, batch)
+        return weigh(loss, batch)
 
     update = (f"Optimizer.steps_per_batch = {steps}", f"MixedPolicyLoss.ratio = {ratio!r}")
     run = begin(warm_model, tmp_path, *option, *EVERY_STEP, *update)
@@ -51,7 +52,7 @@ def test_importance_weights_of_rows_put_into_a_group_use_the_stored_log_probs_bi
     run.step()
     kept = {id: {t.key: t.behaviour_logprobs.tobytes() for t in its} for id, its in stored(run).items()}
     verdict["right"] = False
-    monkeypatch.setattr(MixedPolicyLoss, "policy_terms", recording)
+    monkeypatch.setattr(MixedPolicyLoss, "__call__", recording)
     metrics = run.step()
     batch, stats = seen[-1]
     rows = list(zip(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs, strict=True))
@@ -163,7 +164,7 @@ def test_what_can_be_injected():
     failed = [group(["wrong"] * 4, question) for question in QUESTIONS[:5]]
     ungraded = group(["wrong", "timeout", "timeout", "error"], QUESTIONS[1])
     solved = group(["wrong", "wrong", "wrong", "correct"], QUESTIONS[2])
-    delayed = mixer(rho=0, late_injection="newest", start_at_accuracy=0.35)
+    delayed = mixer(rho=0, injection=LateInjection(), start_at_accuracy=0.35)
     assert delayed.late_stored(failed, buffer) == {}
     delayed.share.observe([group(["correct"] * 4)], 1)
     assert list(delayed.late_stored(failed, buffer)) == QUESTIONS[:3]
@@ -174,18 +175,16 @@ def test_what_can_be_injected():
 
 
 def test_a_planned_revisit_gets_its_stored_success_only_where_all_rollouts_fail():
-    planning = mixer(rho=0.5, fresh_beside="unless_solved", late_injection="newest")
+    planning = mixer(rho=0.5, injection=UnlessSolved(late=LateInjection()))
     failed, solved = (group(["wrong"] * 3 + [last], QUESTIONS[i], True) for i, last in enumerate(("wrong", "correct")))
     ungraded, late = group(["timeout"] * 4, QUESTIONS[2], True), group(["wrong"] * 4, QUESTIONS[3])
     groups = [failed, solved, ungraded, late]
     chosen = {QUESTIONS[i].id: trajectory([i, 1]) for i in range(4)}
-    rows = [members for _, members in planning.injection.complete(groups, chosen)]
+    rows = [members for _, members in planning.complete(groups, choices(chosen))]
     stored = [[one for one in members if isinstance(one, Trajectory)] for members in rows]
     assert [len(members) for members in rows] == [4] * 4
     assert stored == [[chosen[QUESTIONS[0].id]], [], [], [chosen[QUESTIONS[3].id]]]
-    assert planning.metrics(groups, chosen)["replay/injected"] == 2
+    assert planning.metrics(groups, choices(chosen))["replay/injected"] == 2
     buffer = filled(4)
     assert planning.plan(source(), buffer, 1).rollout_counts(4) == [4] * 8
     assert [*planning.late_stored(groups, buffer)] == [QUESTIONS[3]], "the others are planned"
-    with pytest.raises(ValueError, match="late_injection = 'newest' plans no question"):
-        mixer(rho=0.5, fresh_beside="all", late_injection="newest")

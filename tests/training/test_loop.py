@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import time
 from pathlib import Path
@@ -168,14 +169,15 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stores", "more"), [("all", "ReplayBuffer.per_question = 4"), ("above_mean", "Verifier.kind = 'chain_steps'")]
+    ("rule", "more"),
+    [("@AllFinished()", "ReplayBuffer.per_question = 4"), ("@AboveMean()", "Verifier.kind = 'chain_steps'")],
 )
-def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(stores, more, warm_model, tmp_path):
-    all_of_them = (f"ReplayMixer.stores = '{stores}'", more, UNEVALUATED)
+def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(rule, more, warm_model, tmp_path):
+    all_of_them = (f"ReplayMixer.store_rule = {rule}", more, UNEVALUATED)
     go(warm_model, tmp_path / "first", "train.steps = 2", *all_of_them)
     borrowed = f"Work.experience = {str(tmp_path / 'first' / 'checkpoint-2')!r}"
     with pytest.raises(
-        ValueError, match=rf"its run stored failures too \(ReplayMixer.stores = '{stores}'\), which this"
+        ValueError, match=re.escape(f"its run stored failures too (ReplayMixer.store_rule = {rule}), which this")
     ):
         go(warm_model, tmp_path / "second", "train.steps = 1", borrowed)
     go(warm_model, tmp_path / "third", "train.steps = 1", "train.seed = 1", *all_of_them, borrowed)

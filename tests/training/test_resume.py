@@ -154,25 +154,25 @@ OPTIONS = {
         "RetirementPolicy.at_accuracy = 0.75",
     ],
     "short": [
-        "ReplayMixer.fresh_beside = 1",
+        "Beside.rollouts = 1",
         "ReplayBuffer.replays_unsolved = True",
         "RetirementPolicy.times_in_a_row = 2",
         "Optimizer.steps_per_batch = 2",
     ],
     "in place": [
-        "ReplayMixer.fresh_beside = 'all'",
-        "ReplayMixer.store_up_to = 0.5",
+        "ReplayMixer.injection = @InPlace()",
+        "Successes.up_to = 0.5",
         "DynamicSampling.max_rounds = 1",
     ],
     "late": [
         "ReplayMixer.rho = 0.0",
-        "ReplayMixer.late_injection = 'newest'",
-        "ReplayMixer.store_up_to = 'one_success'",
+        "ReplayMixer.injection = @LateInjection()",
+        "ReplayMixer.store_rule = @OneSuccess()",
         "DynamicSampling.max_rounds = 1",
     ],
     "revisits": [
-        "ReplayMixer.fresh_beside = 'unless_solved'",
-        "ReplayMixer.late_injection = 'newest'",
+        "ReplayMixer.injection = @UnlessSolved()",
+        "UnlessSolved.late = @LateInjection()",
         "ReplayBuffer.replays_unsolved = True",
         "RetirementPolicy.at_accuracy = None",
         "QuestionSampler.mu = 0.0",
@@ -181,7 +181,8 @@ OPTIONS = {
     ],
     "late, scored": [
         "ReplayMixer.rho = 0.0",
-        "ReplayMixer.late_injection = 'selected'",
+        "ReplayMixer.injection = @LateInjection()",
+        "LateInjection.choice = 'selected'",
         "RetirementPolicy.at_accuracy = None",
         "Optimizer.learning_rate = 1e-4",
     ],
@@ -203,7 +204,7 @@ OPTIONS = {
     "graded": [
         "Verifier.kind = 'chain_steps'",
         "ReplayBuffer.difficulty = 'reward_spread'",
-        "ReplayMixer.stores = 'above_mean'",
+        "ReplayMixer.store_rule = @AboveMean()",
     ],
     "masked": [
         "ReplayMixer.rho = 0.0",
@@ -212,8 +213,8 @@ OPTIONS = {
         "MixedPolicyLoss.entropy_coef = 0.001",
     ],
     "together": [
-        "ReplayMixer.fresh_beside = 'all'",
-        "ReplayMixer.store_up_to = 'one_success'",
+        "ReplayMixer.injection = @InPlace()",
+        "ReplayMixer.store_rule = @OneSuccess()",
         "ReplayBuffer.replays_unsolved = True",
         "FreshSampler.by = 'accuracy'",
         "FreshSampler.cooldown = 1",
@@ -240,7 +241,8 @@ OPTIONS = {
         "Environment.recheck_every = 3",
         "train.generate_ahead = True",
         "ReplayMixer.rho = 0.0",
-        "ReplayMixer.late_injection = 'selected'",
+        "ReplayMixer.injection = @LateInjection()",
+        "LateInjection.choice = 'selected'",
         "RetirementPolicy.at_accuracy = None",
         "DynamicSampling.max_rounds = 1",
         "LoRA.rank = 4",
@@ -335,7 +337,7 @@ def test_a_run_of_an_older_version_goes_on_with_the_values_that_the_refusal_name
     """That version had two settings less, and one more."""
     words = small_bindings(raw_model, "train.eval_every = None")
     experiment = config.load(["toy.gin"], [*words, "train.steps = 2"])
-    settings = ("ReplayMixer.fresh_beside", "MixedPolicyLoss.beta")
+    settings = ("ReplayMixer.rho_end", "MixedPolicyLoss.beta")
     identity = {name: value for name, value in experiment.identity.items() if name not in settings}
     older = replace(experiment, identity=identity)
     train(older, tmp_path, resume=False, tracking_uri="unused", tags={})

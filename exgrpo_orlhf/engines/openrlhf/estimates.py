@@ -198,7 +198,7 @@ def step_of(experiment: Experiment, parameters: int, card: Card) -> tuple[float,
     passes = optimizer.passes_per_batch * (3 if experiment.lora.rank is None else 2) + (experiment.loss.kl_coef > 0)
     if optimizer.steps_per_batch * optimizer.passes_per_batch > 1 and not settings.generate_ahead:
         passes += 1  # log-probs before the update
-    fresh = rows - replayed * (k - mixer.injection.rollouts_per_replayed)
+    fresh = rows - replayed * (k - mixer.rollouts_per_replayed)
     speed = card.tokens * RATED / parameters
     if experiment.local is not None and not experiment.local.samples_by_vllm("cuda"):
         speed = LOOP_TOKENS * min(fresh, experiment.local.generation_rows)

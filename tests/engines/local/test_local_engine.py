@@ -59,8 +59,8 @@ def test_selection_takes_the_extreme_of_the_score_over_exactly_the_response(warm
         assert [one.entropy for one in scores[question]] == pytest.approx(entropies, abs=1e-5)
         assert [np.exp(-one.logprobs.mean()) for one in scores[question]] == pytest.approx(perplexities, rel=1e-5)
         extreme = np.argmin if prefer == "lowest" else np.argmax
-        assert chosen[question.id] is stored[int(extreme(entropies if by == "entropy" else perplexities))]
-    shortest = sum(len(chosen[q.id]) == min(map(len, candidates[q])) for q in chains)
+        assert chosen[question.id].trajectory is stored[int(extreme(entropies if by == "entropy" else perplexities))]
+    shortest = sum(len(chosen[q.id].trajectory) == min(map(len, candidates[q])) for q in chains)
     assert shortest < len(chains), "a length bias would take the shortest every time"
 
 

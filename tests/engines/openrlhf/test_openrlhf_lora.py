@@ -79,7 +79,11 @@ def test_with_zero_3_on_two_ranks_vllm_has_the_merged_weights_after_every_step_a
     """In groups of planned revisits too. The candidates are scored with the adapter, the reference of the KL term is
     measured without it."""
     run = tmp_path / "run"
-    late = ["ReplayMixer.late_injection = 'selected'", "RetirementPolicy.at_accuracy = None"]
+    late = [
+        "ReplayMixer.injection = @LateInjection()",
+        "LateInjection.choice = 'selected'",
+        "RetirementPolicy.at_accuracy = None",
+    ]
     late += ["TrajectorySelector.by = 'entropy'", "TrajectorySelector.prefer = 'lowest'"]
     more = (*LORA, "Optimizer.learning_rate = 1e-2", "MixedPolicyLoss.kl_coef = 0.01", "ModularChains.count = 8")
     flags = {"ds.zero_stage": 3, "actor.num_gpus_per_node": 2, "actor.gradient_checkpointing_enable": True}

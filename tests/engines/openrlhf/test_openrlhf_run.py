@@ -191,7 +191,7 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
         "Environment.timeout = 120.0",
     )
     more += ("MAX_RESPONSE_TOKENS = 60",)
-    more += ("ReplayMixer.fresh_beside = 1", "train.best_metric = 'eval/validation/avg_at_3'")
+    more += ("Beside.rollouts = 1", "train.best_metric = 'eval/validation/avg_at_3'")
     sampled = ("Evaluation.samples = 3", "Evaluation.temperature = 0.7", "Evaluation.top_p = 0.9")
     finish(start(run, False, *bindings(model, *more, *sampled, **flags)), run)
     done = assert_trained(run, 6)
