@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import types
 import typing
 from pathlib import Path
@@ -90,6 +91,7 @@ def kinds_in(files: tuple[str, ...], bindings: list[str]) -> set[tuple[str, Any]
     for name, text in config.load(files, bindings).params.items():
         setting = name.rpartition("/")[2]  # without its scope
         pairs.add((setting.partition(".")[0], None))
+        pairs |= {(referred, None) for referred in re.findall(r"@(?:\w+/)*(\w+)\(\)", text)}  # one without settings too
         try:
             pairs.add((setting, build.ast.literal_eval(text)))
         except (ValueError, SyntaxError, TypeError):  # a reference; a dict
