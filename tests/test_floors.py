@@ -35,17 +35,11 @@ PARTS = {
     "testbed": {*CORE, "grader", "sandbox"} - {"config", "preflight"},
     "selftest": {*CORE, "grader", "show", "testbed"},
 }
-# Of the grader the core knows what an answer and a grade are, and what in a text is a thought or a box.
-KNOWN_TO_THE_CORE = {"grader.answer", "grader.grade", "grader.thoughts", "grader.boxes"}
+# Of the grader the core knows what an answer, a grade and a kind are, and what in a text is a thought or a box.
+KNOWN_TO_THE_CORE = {"grader.answer", "grader.grade", "grader.kind", "grader.thoughts", "grader.boxes"}
 LEFT = {
-    *("rewards.grading>grader.extraction", "rewards.kinds>grader.math", "rewards.kinds>grader.choice"),
-    *("rewards.grading>testbed.modular_chains", "rewards.grading>testbed.word_problems"),
-    *("rewards.grading>testbed.reasoning_gym", "rewards.kinds>testbed.gym_grader"),
-    *("rewards.verifier>testbed.reasoning_gym", "rewards.kinds>sandbox.code", "rewards.verifier>sandbox.code"),
     *("config.build>evaluation.benchmarks", "training.loop>evaluation.validation"),
     *("training.preparation>evaluation.validation", "training.load_questions>evaluation.validation"),
-    *("evaluation.benchmarks>testbed.made_questions", "evaluation.benchmarks>testbed.modular_chains"),
-    *("evaluation.benchmarks>testbed.reasoning_gym", "evaluation.benchmarks>testbed.word_problems"),
     *("study.measures>sampling", "study.paper_table>evaluation.benchmarks", "study.paper_table>evaluation.paper"),
     *("study.paper_table>evaluation.results_folder", "engines.openrlhf.launch>training.initial_buffer"),
 }
