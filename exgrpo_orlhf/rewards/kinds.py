@@ -32,7 +32,7 @@ def load(settings: Mapping[str, Any]) -> Grading:
     kind = kind_named(settings["kind"])
     module, _, function = (kind.loads or "").partition(":")
     columns = {"columns": settings.get("columns")} if kind.whole else {}
-    grader = getattr(import_module(module), function)(*(settings[name] for name in kind.settings), **columns)
+    grader = getattr(import_module(module), function)(*(settings.get(name) for name in kind.settings), **columns)
     if isinstance(grader, Grading):
         return grader._replace(grade=partial(_shortened, grader.grade))
     return Grading("response", partial(_shortened, lambda answers: [grader(answer) for answer in answers]))

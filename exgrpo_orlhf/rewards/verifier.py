@@ -84,8 +84,7 @@ class Verifier:
 
     def __post_init__(self) -> None:
         check_settings(Verifier, vars(self))
-        one_kind = kind_named(self.kind)
-        kinds = {self.kind: one_kind} if self.rewards is None else self._kinds_of_several()
+        kinds = {self.kind: kind_named(self.kind)} if self.rewards is None else self._kinds_of_several()
         urls = self._urls()
         fault = next(filter(None, map(address_fault, urls)), None)
         if self.rewards is None:
@@ -106,11 +105,12 @@ class Verifier:
             + (f"Verifier.kind = {self.kind!r}" if self.rewards is None else f"Verifier.rewards = {self.rewards!r}")
             + " has no such reward",
         )
-        require(
-            self.success_at == Verifier.success_at or any(kind.any_reward for kind in kinds.values()),
-            f"Verifier.success_at = {self.success_at:g} is read by the kinds {', '.join(self._any_reward())} alone; "
-            f"of {', '.join(sorted(kinds))} a correct answer is a success",
-        )
+        if self.success_at != Verifier.success_at and not any(kind.any_reward for kind in kinds.values()):
+            readers = [name for name in entry_points_of(GROUP) if kind_named(name).any_reward]
+            raise ValueError(
+                f"Verifier.success_at = {self.success_at:g} is read by the kinds {', '.join(readers)} alone; "
+                f"of {', '.join(sorted(kinds))} a correct answer is a success"
+            )
 
     def _kinds_of_several(self) -> dict[str, Kind]:
         weights = self.rewards
@@ -130,10 +130,6 @@ class Verifier:
             f"Verifier.success_by = {self.success_by!r} is none of Verifier.rewards: {', '.join(self.parts)}",
         )
         return {part.kind: kind_named(part.kind) for part in self.parts.values()}
-
-    @staticmethod
-    def _any_reward() -> list[str]:
-        return [name for name in entry_points_of(GROUP) if kind_named(name).any_reward]
 
     @cached_property
     def parts(self) -> dict[str, Verifier]:
