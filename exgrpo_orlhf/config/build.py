@@ -19,7 +19,6 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ import gin
 import numpy as np
 from gin import config_parser
 
-from ..checks import ConfigError, check_settings, require
+from ..checks import ConfigError, check_settings
 from ..engines.openrlhf import flags
 from ..engines.pretrained import PretrainedModel
 from ..environments.environment import Environment
 from ..experiment import Experiment
+from ..io.entry_points import entry_points_of, loaded
 from ..io.files import read_text
 from ..io.redaction import redacted
 from ..objective import GroupAdvantages, MixedPolicyLoss
@@ -50,11 +50,6 @@ from .gin_files import GIN_FOLDER, RENAMED, find, flatten, includes, name_of, pl
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
 # what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
-_PARTS = entry_points(group="exgrpo_orlhf.gin")
-require(
-    "ModularChains" in _PARTS.names and bool(entry_points(group="exgrpo_orlhf.test_sets")),
-    "what is installed is older than this checkout: run pip install -e . again",
-)
 _VARIANTS = (Beside, InPlace, UnlessSolved, LateInjection, Successes, OneSuccess, AboveMean, AllFinished)
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking),
@@ -63,7 +58,7 @@ _CLASSES: tuple[type, ...] = (
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
     *_VARIANTS,
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
-    *(point.load() for point in _PARTS),
+    *map(loaded, entry_points_of("exgrpo_orlhf.gin").values()),
 )
 _TARGETS = {"train" if target is TrainSettings else target.__name__: target for target in _CLASSES}
 log = logging.getLogger(__name__)

@@ -12,13 +12,10 @@ from typing import Any
 
 from ..checks import Count, NotNegative, PositiveShare, check_settings, require
 from ..environments import Environment
+from ..io.entry_points import entry_points_of, loaded
 from ..io.paths import PROJECT
 from ..questions.catalogue import PUBLIC_SETS, PublicSet
 from ..rewards import Verifier
-from ..testbed.made_questions import MadeQuestions
-from ..testbed.modular_chains import ModularChains
-from ..testbed.reasoning_gym import ReasoningGym
-from ..testbed.word_problems import WordProblems
 
 DEFINITIONS = PROJECT / "evals" / "benchmarks.toml"
 
@@ -28,11 +25,7 @@ _ASK = {  # verifier -> the instruction below a question
     "reasoning_gym": "Reason step by step and put the final answer within <answer> and </answer>.",
     "code": "Reason step by step and write the whole program in one Python code block.",
 }
-_TASKS: dict[str, type[MadeQuestions | ReasoningGym]] = {  # by their key
-    "chains": ModularChains,
-    "word_problems": WordProblems,
-    "reasoning_gym": ReasoningGym,
-}
+_TASKS = {"chains": "ModularChains", "word_problems": "WordProblems", "reasoning_gym": "ReasoningGym"}  # by their key
 
 
 class BenchmarkError(ValueError):
@@ -90,7 +83,7 @@ class Benchmark:
     group: str = "other"
     public: PublicSet | None = None
     files: tuple[SetFile, ...] = ()
-    made: MadeQuestions | ReasoningGym | None = None
+    made: Any = None
     rows: int | None = None
     ask: str | None = None
     by: str | None = None
@@ -212,7 +205,7 @@ class Definitions:
             table = block.pop(task)
             require(isinstance(table, dict), f"{task} is a table such as {{ count = 100 }}, not {table!r}")
             lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
-            block["made"] = _TASKS[task](**{**table, **lists})
+            block["made"] = loaded(entry_points_of("exgrpo_orlhf.gin")[_TASKS[task]])(**{**table, **lists})
         if isinstance(block.get("url"), list):
             block["url"] = tuple(block["url"])
         if "environment" in block:

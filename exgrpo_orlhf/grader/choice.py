@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .answer import Answer
+from .answer import Answer, Grader
 from .boxes import BOX, last_box
 from .extraction import OTHER_LANGUAGES, answer_part, last_statement
 from .grade import Grade
@@ -90,6 +90,10 @@ def gold_option(gold: str) -> tuple[str, str] | None:
     if match and re.search(r"[A-Za-z]{2}", match[3]):
         return match[1] or match[2], match[3]
     return None
+
+
+def grader() -> Grader:
+    return grade
 
 
 def grade(answer: Answer) -> Grade:

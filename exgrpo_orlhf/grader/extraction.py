@@ -9,14 +9,10 @@ import re
 from typing import NamedTuple
 
 from .boxes import BOX, last_box
-from .thoughts import outside
+from .thoughts import visible
 
 LONGEST = 5_000  # characters; a longer text is no answer
 
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]|[\ud800-\udfff]"
-)
-CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
 _ANSWER = re.compile(r"<answer>", re.IGNORECASE)
 OTHER_LANGUAGES = "réponse|respuesta|resposta|risposta|antwort|lösung|ответ|jawaban"  # that write 3,5 for 3.5
 _STATEMENT = re.compile(
@@ -54,16 +50,6 @@ class Extracted(NamedTuple):
     text: str
     marked: bool
     prose: bool
-
-
-def visible(response: str) -> str:
-    """The response without its thoughts, chat tokens and invisible characters.
-
-    What is behind the last thought counts. A thought that is never closed hides the rest. The text before a thought
-    counts if there is none after it, and the thought has an opening tag.
-    """
-    parts = [CHAT_TOKEN.sub(" ", part).strip() for part in outside(_INVISIBLE.sub("", response))[0]]
-    return next(filter(None, reversed(parts)), "")
 
 
 def answer_part(response: str) -> tuple[str, str | None]:

@@ -16,10 +16,11 @@ from . import choice
 from .answer import Answer, Grader
 from .boxes import last_box
 from .equality import is_words, same, says_nothing
-from .extraction import OTHER_LANGUAGES, Extracted, answer_in, visible
+from .extraction import OTHER_LANGUAGES, Extracted, answer_in
 from .grade import Grade
 from .latex import clean
 from .notations import same_notation
+from .thoughts import visible
 
 _PROSE_NUMBER = re.compile(
     r"(?<![\w.^_])[-−]?(?:\\?\$)?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s?/\s?\d+)?\s?(?:\\?%|percent\b)?"
@@ -46,6 +47,10 @@ def warm_grader() -> Grader:
     for gold, text in _WARM:
         grade(Answer(gold, f"\\boxed{{{text}}}"))
     return grade
+
+
+def plain_grader() -> Grader:
+    return grade_by_math_verify
 
 
 def grade(answer: Answer) -> Grade:

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 
 from .grade import Message
 
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]|[\ud800-\udfff]"
+)
+CHAT_TOKEN = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|\[/?INST\]")
 Tags = tuple[str, ...]  # as Prompts.thought_tags: a user's own opening and closing tag, or none
 
 _THINK = r"(?:\w+[:_])?think(?:ing)?(?::\w+)?>"
@@ -51,6 +55,16 @@ def outside(text: str) -> tuple[list[str], bool]:
             parts.append(text[start : tag.start()])
             inside = family
     return (parts, True) if inside else ([*parts, text[start:]], False)
+
+
+def visible(response: str) -> str:
+    """The response without its thoughts, chat tokens and invisible characters.
+
+    What is behind the last thought counts. A thought that is never closed hides the rest. The text before a thought
+    counts if there is none after it, and the thought has an opening tag.
+    """
+    parts = [CHAT_TOKEN.sub(" ", part).strip() for part in outside(_INVISIBLE.sub("", response))[0]]
+    return next(filter(None, reversed(parts)), "")
 
 
 def behind(text: str) -> str | None:

@@ -7,10 +7,10 @@ for a suite that it does not have.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.metadata import entry_points
 from itertools import chain
 from typing import NamedTuple
 
+from ..io.entry_points import entry_points_of, loaded
 from ..records import Question
 
 
@@ -24,4 +24,4 @@ class TestSet(NamedTuple):
 
 def sets_of(suite: str) -> Iterator[TestSet]:
     """All sets of a suite, each read when it is its turn. Raises ValueError at once if there is no such suite."""
-    return chain(*[point.load()(suite) for point in entry_points(group="exgrpo_orlhf.test_sets")])
+    return chain(*[loaded(point)(suite) for point in entry_points_of("exgrpo_orlhf.test_sets").values()])

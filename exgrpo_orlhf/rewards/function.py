@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..grader.answer import Answer, Grading
 from ..grader.grade import Grade
+from ..grader.kind import Kind
 from ..io.metric_names import allowed_name
 from ..records import EXTRA_INFO, mean
 from ..rounding import LARGEST_REWARD
@@ -230,3 +231,14 @@ def _fault(reward: float) -> str | None:
     if abs(reward) > LARGEST_REWARD:
         return f"it must return rewards between ±{LARGEST_REWARD:,.0f}, got {reward:g}"
     return None
+
+
+KIND = Kind(
+    loads=f"{__name__}:grading",
+    settings=("function", "success_at", "tool", "gets"),
+    takes_list=True,
+    any_reward=True,
+    whole=True,
+    tries_loading=True,
+    workers=1,  # it may keep something between its calls
+)

@@ -13,25 +13,15 @@ from typing import Any
 
 from ..grader.answer import Answer, Written
 from ..grader.boxes import last_box
-from ..grader.extraction import visible
 from ..grader.grade import Grade, Verdict
-from ..grader.thoughts import in_known_tags, in_think_tags
+from ..grader.kind import Kind
+from ..grader.thoughts import in_known_tags, in_think_tags, visible
 from ..records import Question
-from ..testbed import modular_chains, word_problems
-from ..testbed.reasoning_gym import SOURCE
 from .pool import Pool
 from .protocol import warn_once
 from .server import RewardClient
 
 log = logging.getLogger(__name__)
-
-
-def _exact(question: Question, response: str) -> Grade:
-    """The response must equal the gold answer, white space around it aside. An empty response is no answer."""
-    text = response.strip()
-    if not text:
-        return Grade("no_answer", 0.0)
-    return Grade("correct", 1.0) if text == question.answer.strip() else Grade("wrong", 0.0)
 
 
 _THINK_ANSWER = re.compile(
@@ -46,15 +36,6 @@ FORMATS: dict[str, Callable[[Written], object]] = {
     # A box after the thought, if there is one, with something in it, as grading finds it: \fbox{9} and \boxed 9 too.
     "boxed": lambda written: last_box(visible(written.to_grade or "")),
 }
-HERE: dict[str, Callable[[Question, str], Grade]] = {  # graded in this process
-    "exact": _exact,
-    "modular_chain": modular_chains.grade,
-    "chain_steps": modular_chains.grade_steps,
-    "word_problem": word_problems.grade,
-}
-# Of these the same answer is graded once. The result of a function or a program may change from call to call.
-TEXTS = ("math", "math_verify", "choice", "reasoning_gym")
-OWN_GRADERS = ("function", "http")  # get the response as it is, with its thought
 _UNFINISHED, _NO_ANSWER = b"", Grade("no_answer", 0.0)  # the key and the grade of a thought without an end
 
 
@@ -94,7 +75,7 @@ class Answers:
 
     def __init__(
         self,
-        kind: str,
+        kind: Kind,
         as_answer: Callable[[Question, Written], Answer],
         graders: Callable[[], Pool | RewardClient],
         may_abstain: bool,
@@ -111,24 +92,24 @@ class Answers:
 
     def add(self, pairs: Sequence[tuple[Question, Written | str]]) -> None:
         """Raises GradingError if grading has failed already."""
-        is_own = self.kind in OWN_GRADERS
-        for _, same in groupby(pairs, lambda pair: pair[0].id if is_own else None):  # those to one question together
+        for _, same in groupby(
+            pairs, lambda pair: pair[0].id if self.kind.whole else None
+        ):  # those to one question together
             for question, response in same:
                 self._add_one(question, response if isinstance(response, Written) else Written(response))
             if self.unsent:
                 self.pool = self.pool or self.graders()
-                calls = self.pool.calls if is_own else "response"
+                calls = self.pool.calls if self.kind.whole else "response"
                 if calls != "batch":
                     self._send(together=calls == "group")
 
     def _add_one(self, question: Question, written: Written) -> None:
-        whole = self.kind in OWN_GRADERS or (self.kind in HERE and not written.in_thought)
+        whole = self.kind.whole or (self.kind.here is not None and not written.in_thought)
         text = written.text if whole else written.to_grade
-        if text is not None and self.kind == "reasoning_gym":  # its library takes the last <answer>, wherever it is
-            text = visible(text)
+        text = text if text is None else self.kind.visible(text)
         self.pairs.append((question, written))
         self.texts.append(text)
-        if self.kind in HERE:
+        if self.kind.here is not None:
             return
         if text is None:
             self.keys.append(_UNFINISHED)
@@ -146,7 +127,7 @@ class Answers:
 
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
-        if here := HERE.get(self.kind):
+        if (here := self.kind.here) is not None:
             return [
                 _NO_ANSWER if response is None else here(replace(question, answer=question.answer_text), response)
                 for (question, _), response in zip(self.pairs, self.texts, strict=True)
@@ -160,12 +141,11 @@ class Answers:
         if self.unsent:
             self._send(together=True)
         graded = {key: future.result() for key, (_, future) in self.sent.items()}
-        failed = [key for key, first in graded.items() if first.reward is None and self.kind in TEXTS]
+        failed = [key for key, first in graded.items() if first.reward is None and self.kind.once]
         if self.pool and failed:
             answers = [self.sent[key][0] for key in failed]
             again = self.pool.submit(answers, 2)
-            anything = "<answer>0</answer>" if self.kind == "reasoning_gym" else "\\boxed{0}"
-            golds = self.pool.submit([answer._replace(response=anything) for answer in answers], 2)
+            golds = self.pool.submit([answer._replace(response=self.kind.readable) for answer in answers], 2)
             for key, second, gold in zip(failed, again, golds, strict=True):
                 graded[key] = second.result()
                 if graded[key].reward is None and gold.result().reward is not None:
@@ -184,8 +164,7 @@ class Answers:
             future.cancel()
 
     def _key(self, answer: Answer) -> bytes:
-        if self.kind not in TEXTS:
+        if not self.kind.once:
             return len(self.keys).to_bytes(8, "big")
-        # These kinds ignore the prompt, and read nothing else from the meta.
-        meta = [answer.meta.get(name) for name in ("options", SOURCE)]
+        meta = [answer.meta.get(name) for name in self.kind.meta]
         return pickle.dumps([answer.gold, answer.response, meta])

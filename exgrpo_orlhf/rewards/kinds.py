@@ -1,46 +1,41 @@
-"""The grader of each kind that is graded in workers, as their server loads it."""
+"""The kinds of verifiers by name, and the grader of each that is graded in workers, as their server loads it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
-from ..grader.answer import Answer, Grader, Grading
+from ..checks import require
+from ..grader.answer import Answer, Grading
 from ..grader.grade import SHOWN, Grade
+from ..grader.kind import Kind
+from ..io.entry_points import entry_points_of, loaded
 from ..workers.forking import check_memory
+
+GROUP = "exgrpo_orlhf.graders"
+
+
+@cache
+def kind_named(name: str) -> Kind:
+    """Raises ValueError with the names that there are."""
+    points = entry_points_of(GROUP)
+    require(name in points, f"Verifier.kind must be one of {', '.join(map(repr, points))}; got {name!r}")
+    kind: Kind = loaded(points[name])
+    return kind
 
 
 def load(settings: Mapping[str, Any]) -> Grading:
     """The grader of a kind. Imports happen here, outside every answer's limit. Raises whatever is wrong with it."""
-    if settings["kind"] == "function":
-        from . import function
-
-        options = [settings.get(name) for name in ("tool", "gets", "columns")]
-        calls, grade = function.grading(settings["function"], settings["success_at"], *options)
-        return Grading(calls, partial(_shortened, grade))
-    grader = _text_grader(settings)
+    kind = kind_named(settings["kind"])
+    module, _, function = (kind.loads or "").partition(":")
+    columns = {"columns": settings.get("columns")} if kind.whole else {}
+    grader = getattr(import_module(module), function)(*(settings.get(name) for name in kind.settings), **columns)
+    if isinstance(grader, Grading):
+        return grader._replace(grade=partial(_shortened, grader.grade))
     return Grading("response", partial(_shortened, lambda answers: [grader(answer) for answer in answers]))
-
-
-def _text_grader(settings: Mapping[str, Any]) -> Grader:
-    kind = settings["kind"]
-    if kind in ("math", "math_verify"):
-        from ..grader import math
-
-        return math.warm_grader() if kind == "math" else math.grade_by_math_verify
-    if kind == "choice":
-        from ..grader import choice
-
-        return choice.grade
-    if kind == "reasoning_gym":
-        from ..testbed import gym_grader as gym
-
-        return gym.grader(settings["success_at"], settings["memory"])
-    from ..sandbox import code
-
-    return code.grader(settings["timeout"], settings["memory"])
 
 
 def _shortened(grade: Callable[[Sequence[Answer]], list[Grade]], answers: Sequence[Answer]) -> list[Grade]:

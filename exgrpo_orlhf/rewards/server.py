@@ -22,6 +22,7 @@ import httpx
 
 from ..grader.answer import Answer
 from ..grader.grade import Grade, Verdict
+from ..grader.kind import Kind
 from ..rounding import LARGEST_REWARD
 from .pool import NoGrader
 from .protocol import logs_of, openrlhf_lists, single
@@ -181,3 +182,6 @@ def address_fault(url: Any) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.netloc:
         return f"{shown(str(url))!r} is no address such as 'http://host:5000/get_reward'"
     return None
+
+
+KIND = Kind(takes_list=True, any_reward=True, whole=True, tries_loading=True, workers=16)

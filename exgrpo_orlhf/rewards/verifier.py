@@ -7,28 +7,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 from ..checks import Constraint, Count, Finite, PositiveShare, Share, check_settings, require
 from ..grader.answer import Answer, Written
 from ..grader.grade import Grade
+from ..grader.kind import Kind
+from ..io.entry_points import entry_points_of
 from ..records import Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
-from ..sandbox.code import tests_of
-from ..testbed.reasoning_gym import SOURCE
 from .function import is_function, name_of, named
-from .grading import HERE, OWN_GRADERS, TEXTS, Answers, as_in_other_readers, in_format, weighted_sum
+from .grading import Answers, as_in_other_readers, in_format, weighted_sum
+from .kinds import GROUP, kind_named
 from .pool import GradingError, Pool, pool
 from .server import RewardClient, address_fault, server, shown
-
-_Kind = Literal[
-    "exact", "modular_chain", "chain_steps", "word_problem", "math", "math_verify", "choice", "function",
-    "code", "reasoning_gym", "http",
-]  # fmt: skip
-_ANY_REWARD = ("function", "reasoning_gym", "http")  # kinds whose reward is any number
-_CODE_GRACE = 3.0  # seconds beyond a program's own limit, for the sandbox around it
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,8 @@ class Verifier:
         tests, in a sandbox), 'function' (the user's own), 'reasoning_gym' (the checker of a question's own task),
         'http' (a reward server with OpenRLHF's protocol),
         'exact' (the response is the answer), 'modular_chain' or 'word_problem' (which also check the
-        reasoning), 'chain_steps' (modular chains; the reward is the share of right steps)
+        reasoning), 'chain_steps' (modular chains; the reward is the share of right steps), or one that another
+        distribution brings: an entry point of the group `exgrpo_orlhf.graders` (grader/kind.py)
     rewards: several at a time, with their weights, kinds or functions: {'math': 1.0, 'style.py:brief': 0.2}. The reward
         is their weighted sum, without those that abstain (a function's None); `kind` is not read. None: `kind` alone
     success_by: the name of the one that decides on success (a kind's, a function's); None: the first
@@ -69,7 +64,7 @@ class Verifier:
 
     MAY_CHANGE = ("workers", "max_failed_share")
 
-    kind: _Kind = "exact"
+    kind: str = "exact"
     function: str | None = None
     success_at: Finite = 1.0
     url: str | tuple[str, ...] | None = None
@@ -89,29 +84,35 @@ class Verifier:
 
     def __post_init__(self) -> None:
         check_settings(Verifier, vars(self))
-        if self.rewards is not None:
-            self._check_several()
-            return
-        require(
-            (self.function is not None) == (self.kind == "function"),
-            f"Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
-            f"{self.function!r} with Verifier.kind = {self.kind!r}",
-        )
-        self._check_success_at({self.kind})
-        require(self.success_by is None, "Verifier.success_by names one of Verifier.rewards, which is not set")
-        require(
-            self.kind == "function" or (self.tool is None and self.gets is None),
-            f"Verifier.tool and Verifier.gets are of Verifier.kind = 'function'; got {self.kind!r}",
-        )
+        kinds = {self.kind: kind_named(self.kind)} if self.rewards is None else self._kinds_of_several()
         urls = self._urls()
         fault = next(filter(None, map(address_fault, urls)), None)
+        if self.rewards is None:
+            require(
+                (self.function is not None) == (self.kind == "function"),
+                "Verifier.function ('file.py:name') must be set with Verifier.kind = 'function', and only then; got "
+                f"{self.function!r} with Verifier.kind = {self.kind!r}",
+            )
+            require(self.success_by is None, "Verifier.success_by names one of Verifier.rewards, which is not set")
+            require(
+                fault is None and bool(urls) == (self.kind == "http"),
+                "Verifier.url (an address, or a tuple of several) must be set with Verifier.kind = 'http', and only "
+                f"then; {fault or f'got {[*map(shown, urls)] or None} with Verifier.kind = {self.kind!r}'}",
+            )
         require(
-            fault is None and bool(urls) == (self.kind == "http"),
-            "Verifier.url (an address, or a tuple of several) must be set with Verifier.kind = 'http', and only then; "
-            + (fault or f"got {[*map(shown, urls)] or None} with Verifier.kind = {self.kind!r}"),
+            ("function" in kinds or (self.tool is None and self.gets is None)) and ("http" in kinds or not urls),
+            "Verifier.tool and .gets are of functions, .url of 'http': "
+            + (f"Verifier.kind = {self.kind!r}" if self.rewards is None else f"Verifier.rewards = {self.rewards!r}")
+            + " has no such reward",
         )
+        if self.success_at != Verifier.success_at and not any(kind.any_reward for kind in kinds.values()):
+            readers = [name for name in entry_points_of(GROUP) if kind_named(name).any_reward]
+            raise ValueError(
+                f"Verifier.success_at = {self.success_at:g} is read by the kinds {', '.join(readers)} alone; "
+                f"of {', '.join(sorted(kinds))} a correct answer is a success"
+            )
 
-    def _check_several(self) -> None:
+    def _kinds_of_several(self) -> dict[str, Kind]:
         weights = self.rewards
         fine = isinstance(weights, Mapping) and weights and all(isinstance(name, str) for name in weights)
         fine = fine and all(type(value) in (int, float) and math.isfinite(value) for value in (weights or {}).values())
@@ -124,49 +125,31 @@ class Verifier:
             f"Verifier.function = {self.function!r} is not called beside Verifier.rewards: make the function one of "
             "the rewards, and set Verifier.function = None",
         )
-        kinds = {part.kind for part in self.parts.values()}
-        require(
-            ("function" in kinds or (self.tool is None and self.gets is None))
-            and ("http" in kinds or not self._urls()),
-            f"Verifier.tool and .gets are of functions, .url of 'http': Verifier.rewards = {weights!r} has no "
-            "such reward",
-        )
-        self._check_success_at(kinds)
         require(
             self.success_by in (None, *self.parts),
             f"Verifier.success_by = {self.success_by!r} is none of Verifier.rewards: {', '.join(self.parts)}",
         )
+        return {part.kind: kind_named(part.kind) for part in self.parts.values()}
 
-    def _check_success_at(self, kinds: set[_Kind]) -> None:
-        require(
-            self.success_at == Verifier.success_at or not kinds.isdisjoint(_ANY_REWARD),
-            f"Verifier.success_at = {self.success_at:g} is read by the kinds {', '.join(_ANY_REWARD)} alone; "
-            f"of {', '.join(sorted(kinds))} a correct answer is a success",
-        )
-
-    @property
+    @cached_property
     def parts(self) -> dict[str, Verifier]:
         """By name what gives each of several rewards, in their order; {} for one."""
         parts: dict[str, Verifier] = {}
-        if self.rewards is None:
-            return parts
-        alone = replace(
-            self, rewards=None, success_by=None, format=None, overlong_share=None, kind="exact", url=None,
-            tool=None, gets=None, success_at=Verifier.success_at,
-        )  # fmt: skip
-        for reward in self.rewards:
-            name = name_of(reward)
-            if name in parts:
-                raise ValueError(f"Verifier.rewards: two rewards are called {name!r}; rename a function")
-            own: Any = {"success_at": self.success_at} if is_function(reward) or reward in _ANY_REWARD else {}
-            if is_function(reward):
-                own |= {"kind": "function", "function": reward, "tool": self.tool, "gets": self.gets}
-            else:
-                kinds = ", ".join(get_args(_Kind))
-                if reward not in get_args(_Kind):
-                    raise ValueError(f"Verifier.rewards: {reward!r} is no kind ({kinds}) and no file.py:name")
-                own |= {"kind": reward, "url": self.url if reward == "http" else None}
-            parts[name] = replace(alone, **own)
+        for reward in self.rewards or {}:
+            kind, name = "function" if is_function(reward) else reward, name_of(reward)
+            require(name not in parts, f"Verifier.rewards: two rewards are called {name!r}; rename a function")
+            kinds = ", ".join(entry_points_of(GROUP))
+            require(
+                kind in entry_points_of(GROUP),
+                f"Verifier.rewards: {reward!r} is no kind ({kinds}) and no file.py:name",
+            )
+            is_own = kind == "function"
+            parts[name] = replace(
+                self, rewards=None, success_by=None, format=None, overlong_share=None, kind=kind,
+                function=reward if is_own else None, url=self.url if kind == "http" else None,
+                tool=self.tool if is_own else None, gets=self.gets if is_own else None,
+                success_at=self.success_at if kind_named(kind).any_reward else Verifier.success_at,
+            )  # fmt: skip
         return parts
 
     @property
@@ -189,7 +172,12 @@ class Verifier:
     def _answers(self, progress: tuple[int, int]) -> dict[str, Answers]:
         """By name what each of several rewards will grade; with one, that alone."""
         return {
-            name: Answers(part.kind, partial(part.as_answer, progress=progress), part.graders, self.rewards is not None)
+            name: Answers(
+                kind_named(part.kind),
+                partial(part.as_answer, progress=progress),
+                part.graders,
+                self.rewards is not None,
+            )
             for name, part in (self.parts or {self.kind: self}).items()
         }
 
@@ -213,25 +201,25 @@ class Verifier:
             part.check_questions(questions)
         if self.rewards is not None:
             return
-        if self.kind in ("function", "code", "http"):
+        kind = kind_named(self.kind)
+        if kind.tries_loading:
             metas = [set(item.meta) for item in questions]
             self.graders().check_columns(sorted(set.intersection(*metas)) if metas else None)
         distinct: dict[str, Question] = {}
         for question in questions:
-            takes_list = self.kind in (*OWN_GRADERS, "code", "math", "math_verify")
             golds = f"it takes one gold answer, not the list {question.answer_text:.80}"
-            require(takes_list or not isinstance(question.answer, tuple), self._place(question) + golds)
+            is_list = isinstance(question.answer, tuple)
+            require(kind.takes_list or not is_list, self._place(question) + golds)
             try:
-                if self.kind == "code":
-                    tests_of(self.as_answer(question, Written("")))
-                elif self.kind in HERE:
-                    HERE[self.kind](replace(question, answer=question.answer_text), "")
+                if kind.check is not None:
+                    kind.check(self.as_answer(question, Written("")))
+                if kind.here is not None:
+                    kind.here(replace(question, answer=question.answer_text), "")
             except ValueError as error:
                 raise ValueError(self._place(question) + str(error)) from error
-            # Of a task of reasoning-gym one question: each takes as long as it took to make.
-            task = question.meta.get(SOURCE, {}).get("task") if self.kind == "reasoning_gym" else None
-            distinct.setdefault(task or repr([question.answer, question.meta.get("options")]), question)
-        if self.kind in TEXTS:
+            fields = [question.meta.get(name) for name in kind.meta]
+            distinct.setdefault(kind.same(question.meta) or repr([question.answer, fields]), question)
+        if kind.once:
             futures = self.graders().submit([self.as_answer(question, Written("")) for question in distinct.values()])
             graded = zip(distinct.values(), [future.result() for future in futures], strict=True)
             if failed := [f"{self._place(asked)}{grade.reason}" for asked, grade in graded if grade.verdict == "error"]:
@@ -327,11 +315,12 @@ class Verifier:
 
     def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 1)) -> Answer:
         """What a grader gets. A gold is text where text is compared, and as it is for a user's own grader."""
+        kind = kind_named(self.kind)
         golds = [*question.answer] if isinstance(question.answer, tuple) else [question.answer]
-        golds = [*map(str, golds)] if self.kind in TEXTS and self.kind != "choice" else golds
+        golds = [*map(str, golds)] if kind.as_text else golds
         gold = golds if isinstance(question.answer, tuple) else golds[0]
         answer = Answer(gold, written.text, question.prompt, dict(question.meta), question.source)
-        if self.kind not in OWN_GRADERS:
+        if not kind.whole:
             return answer
         return answer._replace(
             gold=as_in_other_readers(gold),
@@ -347,14 +336,10 @@ class Verifier:
 
     def graders(self) -> Pool | RewardClient:
         """The processes, or the server's connections, for the settings on which a verdict depends."""
+        kind, success_at = kind_named(self.kind), less_rounding(self.success_at)
+        workers = self.workers or kind.workers
         if self.kind == "http":
-            return server(self._urls(), self.timeout, self.tries, self.workers or 16, less_rounding(self.success_at))
-        settings: dict[str, Any] = {"kind": self.kind, "memory": self.memory}
-        if self.kind == "function":
-            settings |= {"function": self.function, "tool": self.tool, "gets": self.gets}
-            return pool({**settings, "success_at": less_rounding(self.success_at)}, self.timeout, self.workers or 1)
-        if self.kind == "reasoning_gym":
-            settings["success_at"] = less_rounding(self.success_at)
-        if self.kind != "code":
-            return pool(settings, self.timeout, self.workers)
-        return pool({**settings, "timeout": self.timeout}, self.timeout + _CODE_GRACE, self.workers)
+            return server(self._urls(), self.timeout, self.tries, workers, success_at)
+        read = {name: getattr(self, name) for name in ("kind", "memory", *kind.settings)}
+        settings = {name: success_at if name == "success_at" else value for name, value in read.items()}
+        return pool(settings, self.timeout + kind.grace, workers)

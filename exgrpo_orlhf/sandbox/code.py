@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from ..grader.answer import Answer, Grader
-from ..grader.extraction import CHAT_TOKEN, visible
 from ..grader.grade import Grade
-from ..grader.thoughts import BEHIND, TAG, tag_of
+from ..grader.kind import Kind
+from ..grader.thoughts import BEHIND, CHAT_TOKEN, TAG, tag_of, visible
 from . import sandbox
 from .calls import TOLERANCE, Call, all_pass, read_assertions, read_json_call
 
@@ -261,3 +261,13 @@ def _lines(text: Any) -> str:
 def _words(output: str) -> list[list[str]]:
     """Of each line, empty ones at the begin and the end left out."""
     return [line.split() for line in output.strip().split("\n")]
+
+
+KIND = Kind(
+    loads=f"{__name__}:grader",
+    settings=("timeout", "memory"),
+    takes_list=True,
+    check=tests_of,
+    tries_loading=True,
+    grace=3.0,  # for the sandbox around a program
+)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..checks import Count, Natural, Share, check_settings, require
 from ..grader.grade import SHOWN, Grade, Message
+from ..grader.kind import Kind
 from ..records import Question
 from .made_questions import OPERATIONS, VALIDATION_ONE_IN, MadeQuestions, Operands, Split, split_by_hash
 
@@ -195,3 +196,7 @@ PRESETS: dict[str, Beliefs] = {
     "weak": Beliefs(false_share=0.45, strength=0.965, slip=0.03),
     "slips": Beliefs(false_share=0.0, strength=0.0, slip=0.2),
 }
+
+
+CHAIN = Kind(here=grade)
+STEPS = Kind(here=grade_steps)

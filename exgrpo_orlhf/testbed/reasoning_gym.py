@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from ..checks import Count, Natural, check_settings, require
+from ..grader.kind import Kind
+from ..grader.thoughts import visible
 from ..records import Question
 from ..workers.fork_server import CallFailed, ForkServer, kept
 from .made_questions import Split, split_by_hash
@@ -153,3 +155,21 @@ def entry_of(task: str, settings: str, seed: int, index: int) -> dict[str, Any]:
     random.seed(f"{seed} {index}")  # list_functions draws from this generator too
     entry: dict[str, Any] = entries[index]
     return entry
+
+
+def _task(meta: Mapping[str, Any]) -> str | None:
+    task: str | None = meta.get(SOURCE, {}).get("task")
+    return task
+
+
+KIND = Kind(
+    loads="exgrpo_orlhf.testbed.gym_grader:grader",
+    settings=("success_at", "memory"),
+    once=True,
+    meta=(SOURCE,),
+    as_text=True,
+    any_reward=True,
+    visible=visible,  # the library takes the last <answer>, wherever it is
+    readable="<answer>0</answer>",
+    same=_task,  # each takes as long as it took to make
+)

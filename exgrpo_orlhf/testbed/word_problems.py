@@ -20,6 +20,7 @@ import numpy as np
 
 from ..checks import Count, Natural, require
 from ..grader.grade import SHOWN, Grade
+from ..grader.kind import Kind
 from ..records import Question
 from .made_questions import MadeQuestions, Split, Steps
 from .stories import MOST_STEPS, Step, tell
@@ -182,3 +183,6 @@ def _calculate(left: Fraction, operator: str, right: Fraction) -> Fraction | Non
     if operator == "/":
         return left / right if right else None
     return {"+": left + right, "-": left - right, "*": left * right}[operator]
+
+
+KIND = Kind(here=grade)

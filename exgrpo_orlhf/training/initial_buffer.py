@@ -46,8 +46,10 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
         ids = {question.id for question in questions}
         state = path.parent / "trainer" / "state.json"  # a replay folder alone does not say what it stores
         identity = json.loads(state.read_text(encoding="utf-8"))["identity"] if state.is_file() else {}
-        rule, same = identity.get("ReplayMixer.store_rule", repr(Successes())), repr(experiment.mixer.store_rule)
-        if rule not in (repr(Successes()), repr(OneSuccess()), same) and same != repr(AllFinished()):
+        # Of a run of 0.1 the rule is called .stores.
+        rule = identity.get("ReplayMixer.store_rule", identity.get("ReplayMixer.stores", "'successes'"))
+        fine, same = ("'successes'", repr(Successes()), repr(OneSuccess())), repr(experiment.mixer.store_rule)
+        if rule not in (*fine, same) and same != repr(AllFinished()):
             raise ValueError(
                 f"{path}: its run stored failures too (ReplayMixer.store_rule = {rule}), which this one would take for "
                 "successes; bind the same, or take the buffer of another run"

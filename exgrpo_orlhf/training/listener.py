@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..io.entry_points import loaded
 from ..records import Question
 from ..replay import ReplayBuffer
 from ..tracking.metrics_log import MetricsLog
@@ -41,4 +42,4 @@ class Listener(Protocol):
 def listeners(run: ListenedRun) -> list[Listener]:
     """Of this and of other distributions: the entry points of the group `exgrpo_orlhf.listeners`, by name."""
     points = sorted(entry_points(group="exgrpo_orlhf.listeners"), key=lambda point: point.name)
-    return [point.load()(run) for point in points]
+    return [loaded(point)(run) for point in points]

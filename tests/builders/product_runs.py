@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import build
+from exgrpo_orlhf.io.entry_points import entry_points_of
 from exgrpo_orlhf.io.weights import save as save_model
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.templates import TEMPLATES
@@ -31,6 +32,7 @@ NAMES = {
     "Environment.path": ("chain_calculator.py", "word_calculator.py"),
     "LocalEngine.device": ("auto", "cpu", "cuda"),
     "LoRA.targets": ("all-linear",),
+    "Verifier.kind": tuple(entry_points_of("exgrpo_orlhf.graders")),
 }
 # What no run on a CPU can have, and why.
 WITHOUT_A_RUN = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from run_builders import small_bindings
@@ -12,7 +13,8 @@ from exgrpo_orlhf.engines.engine import RunSpec, UpdateStats
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.records import MixedBatch, Question
-from exgrpo_orlhf.rewards import grading
+from exgrpo_orlhf.rewards import verifier
+from exgrpo_orlhf.rewards.kinds import kind_named
 from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.preparation import prepare, prepare_and_run
 
@@ -45,4 +47,5 @@ def watched(run: TrainingRun, monkeypatch) -> list[tuple[MixedBatch, UpdateStats
 def decide_verdicts(monkeypatch, correct: Callable[[Question, str], bool]) -> None:
     """Chains are graded by this. correct: (question, response) → whether it is"""
     grade = lambda *answer: Grade("correct", 1.0) if correct(*answer) else Grade("wrong", 0.0)
-    monkeypatch.setitem(grading.HERE, "modular_chain", grade)
+    chains = replace(kind_named("modular_chain"), here=grade)
+    monkeypatch.setattr(verifier, "kind_named", lambda name: chains if name == "modular_chain" else kind_named(name))

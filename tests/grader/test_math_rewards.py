@@ -13,9 +13,9 @@ from verdict_suite import Suite
 from exgrpo_orlhf.grader import math
 from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.grader.boxes import last_box
-from exgrpo_orlhf.grader.extraction import visible
 from exgrpo_orlhf.grader.latex import number, same_number
 from exgrpo_orlhf.grader.symbolic import computable
+from exgrpo_orlhf.grader.thoughts import visible
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
 

@@ -180,6 +180,12 @@ def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(rule, mo
         ValueError, match=re.escape(f"its run stored failures too (ReplayMixer.store_rule = {rule}), which this")
     ):
         go(warm_model, tmp_path / "second", "train.steps = 1", borrowed)
+    state = tmp_path / "first" / "checkpoint-2" / "trainer" / "state.json"
+    renamed = state.read_text().replace("ReplayMixer.store_rule", "ReplayMixer.stores")  # as in a run of 0.1
+    state.write_text(renamed)
+    with pytest.raises(ValueError, match="its run stored failures too"):
+        go(warm_model, tmp_path / "older", "train.steps = 1", borrowed)
+    state.write_text(renamed.replace("ReplayMixer.stores", "ReplayMixer.store_rule"))
     go(warm_model, tmp_path / "third", "train.steps = 1", "train.seed = 1", *all_of_them, borrowed)
     assert rows(tmp_path / "third")[1]["replay/actual_share"] > 0
 
