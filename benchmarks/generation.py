@@ -24,10 +24,10 @@ from command_line import finish, make_parser
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from exgrpo_orlhf.objective import products
+from exgrpo_orlhf.attention import products
+from exgrpo_orlhf.attention.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.sampling import batch, generation
 from exgrpo_orlhf.sampling.request import Request
-from exgrpo_orlhf.sampling.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.testbed.word_problems import WordProblems
 
 SMOLLM2: dict[str, Any] = {

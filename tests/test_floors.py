@@ -19,7 +19,7 @@ FLOORS = (
     {"sampling"},
     {"rewards"},
     {"replay", "objective", "questions", "checkpoints", "workers"},
-    {"records", "settings"},
+    {"records", "settings", "attention"},
     {"io"},
     {"checks", "rounding"},
 )

@@ -23,7 +23,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.sampling import batch, kv_cache, shared_prompt
+from exgrpo_orlhf.attention import kv_cache, shared_prompt
+from exgrpo_orlhf.sampling import batch
 from exgrpo_orlhf.sampling.generation import BLOCK, CHECK_EVERY, _taken, check_rows, generate, sample
 from exgrpo_orlhf.sampling.request import Request
 
