@@ -14,8 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -25,10 +24,10 @@ from command_line import finish, make_parser
 from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from exgrpo_orlhf.objective import products
+from exgrpo_orlhf.attention import products
+from exgrpo_orlhf.attention.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.sampling import batch, generation
 from exgrpo_orlhf.sampling.request import Request
-from exgrpo_orlhf.sampling.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.testbed.word_problems import WordProblems
 
 SMOLLM2: dict[str, Any] = {
@@ -49,11 +48,12 @@ Prompts = list[list[int]]
 Variant = Callable[[PreTrainedModel, Prompts, int], list[list[int]]]
 
 
-def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, turns: Sequence[Any] = ()) -> list[list[int]]:
+def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, kept: dict[int, Any] | None = None) -> list[list[int]]:
     torch.manual_seed(0)
-    rows = zip(prompts, turns or [None] * len(prompts), strict=True)
-    requests = [Request(prompt, 0, tokens, 1.0, turn_of=turn) for prompt, turn in rows]
-    rollouts = generation.generate(model, requests, end=[-1], pad=0)
+    sessions = [None] * len(prompts) if kept is None else range(len(prompts))
+    rows = zip(prompts, sessions, strict=True)
+    requests = [Request(prompt, 0, tokens, 1.0, session=session) for prompt, session in rows]
+    rollouts = generation.generate(model, requests, end=[-1], pad=0, kept=kept)
     return [rollout.token_ids.tolist() for rollout in rollouts]
 
 
@@ -76,9 +76,9 @@ def copied(model: PreTrainedModel, prompts: Prompts, tokens: int) -> list[list[i
 
 
 def in_turns(model: PreTrainedModel, prompts: Prompts, tokens: int, turns: int = 4) -> list[list[int]]:
-    texts, contexts = prompts, [SimpleNamespace(computed=None, last_turn=False) for _ in prompts]
+    texts, kept = prompts, {}  # type: Prompts, dict[int, Any]
     for _ in range(turns):
-        new = ours(model, texts, tokens // turns, contexts)
+        new = ours(model, texts, tokens // turns, kept)
         texts = [[*text, *turn] for text, turn in zip(texts, new, strict=True)]
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 

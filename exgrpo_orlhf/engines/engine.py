@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.playing import Player, episode_seeds, outdated, written_to
+from ..environments.episodes import play
+from ..environments.playing import Player, episode_seeds, outdated
 from ..experiment import Experiment, Outcome
 from ..grader.grade import Grade
 from ..io.files import Files
@@ -27,6 +28,7 @@ from ..questions.special_tokens import response_text
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan, ReplayBuffer
 from ..rewards import Written
+from ..rewards.written import written_to
 from ..sampling import Request, Sampler, StepSeed
 from ..settings import Sampling
 from .rows import ForwardRow
@@ -99,7 +101,7 @@ class Engine(ABC):
             owners = [i for i, count in enumerate(counts) for _ in range(count)]
             seeds = episode_seeds(self.seed, plan.step, plan.round, len(owners))
             rollouts: list[dict[int, Rollout]] = [{} for _ in questions]
-            episodes = self.sampler.episodes(self.player, [questions[i] for i in owners], seeds, request)
+            episodes = play(self.sampler, self.player, [questions[i] for i in owners], seeds, request)
             for position, rollout in chain.from_iterable(episodes):
                 rollouts[i := owners[position]][position] = rollout
                 if len(rollouts[i]) == counts[i]:
@@ -140,7 +142,7 @@ class Engine(ABC):
         seed_questions = [question for question, its_seeds in zip(questions, seeds, strict=True) for _ in its_seeds]
         all_seeds = [seed for its_seeds in seeds for seed in its_seeds]
         if self.player:
-            episodes = self.sampler.episodes(self.player, seed_questions, all_seeds, request)
+            episodes = play(self.sampler, self.player, seed_questions, all_seeds, request)
             rollouts = dict(chain.from_iterable(episodes))
         else:
             requests = [
@@ -157,7 +159,8 @@ class Engine(ABC):
 
     def written(self, question: Question, rollout: Rollout) -> Written:
         """As a verifier gets it."""
-        return written_to(self.prompts, question, rollout, self.player.environment if self.player else None)
+        observations = self.player is not None and self.player.environment.observations_graded
+        return written_to(self.prompts, question, rollout, observations)
 
     @abstractmethod
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:

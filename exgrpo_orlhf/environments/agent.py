@@ -14,8 +14,8 @@ import mmap
 import random
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from numpy import random as numpy_random  # takes 13 ms, which no episode should
@@ -23,10 +23,11 @@ from numpy import random as numpy_random  # takes 13 ms, which no episode should
 from ..rewards.protocol import logs_of, single
 from ..rounding import LARGEST_REWARD
 from ..workers.user_file import BadResult, UserFileError, load_file, placing_errors
+from . import openrlhf_agent
+from .openrlhf_agent import MultiTurnAgentExecutor
 
 _RESET, _STEP = ("observation",), ("rewards", "environment_feedback", "done")
 _SAID = mmap.mmap(-1, 2)  # shared by all forks: which warnings have been printed
-_NAME = "openrlhf.utils.agent"
 
 
 class Reply(NamedTuple):
@@ -45,49 +46,22 @@ class Reply(NamedTuple):
     logs: tuple[tuple[str, float], ...] = ()
 
 
-class AgentInstanceBase:
-    """OpenRLHF's, for `openrlhf.utils.agent` in a user's file."""
-
-    async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        return states
-
-
-class AgentExecutorBase:
-    pass
-
-
-class MultiTurnAgentExecutor(AgentExecutorBase):
-    def __init__(self, agent_instance_cls: type) -> None:
-        self.agent_instance_cls = agent_instance_cls
-
-    async def execute(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("the engine generates, not AgentExecutor.execute")
-
-
-class SingleTurnAgentExecutor(AgentExecutorBase):
-    def __init__(self, remote_rm_url: str | list[str] | None = None) -> None:
-        pass
-
-
-def _stand_in() -> None:
-    """Put the classes above where a user's file imports OpenRLHF's, also where OpenRLHF is installed: importing its own
+def _name_for_openrlhf() -> None:
+    """Lets a user's file import openrlhf_agent.py as `openrlhf.utils.agent`, also where OpenRLHF is installed: its own
     takes 12 s and 3,900 modules, with threads that no fork survives, and only its names are needed. Everything else of
-    OpenRLHF is its own; without it, its parents are stand-ins too."""
-    names = ["openrlhf", "openrlhf.utils"] if importlib.util.find_spec("openrlhf") is None else []
-    for name in [*names, _NAME]:
-        module = sys.modules[name] = ModuleType(name)
-        if name in names:
-            module.__path__ = []
-    for cls in (AgentInstanceBase, AgentExecutorBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor):
-        setattr(sys.modules[_NAME], cls.__name__, cls)
-    for parent, child in (("openrlhf", "utils"), ("openrlhf.utils", "agent")) if names else ():
-        setattr(sys.modules[parent], child, sys.modules[f"{parent}.{child}"])
+    OpenRLHF is its own; where it is not installed, the two packages above are empty."""
+    if importlib.util.find_spec("openrlhf") is None:
+        for name in ("openrlhf", "openrlhf.utils"):
+            sys.modules[name] = importlib.util.module_from_spec(ModuleSpec(name, None, is_package=True))
+        sys.modules["openrlhf"].utils = sys.modules["openrlhf.utils"]  # type: ignore[attr-defined]
+        sys.modules["openrlhf.utils"].agent = openrlhf_agent  # type: ignore[attr-defined]
+    sys.modules["openrlhf.utils.agent"] = openrlhf_agent
 
 
 def load(settings: Mapping[str, str]) -> tuple[str, Callable[[dict[str, Any]], Reply]]:
     """What answers the calls of an episode of the file at 'path'. Raises UserFileError that says why nothing does."""
     file = Path(settings["path"]).expanduser().absolute()  # as tracebacks name it
-    _stand_in()
+    _name_for_openrlhf()
     module = load_file(file, "environment")
     agents: set[type]
     executor: Any = getattr(module, "AgentExecutor", None)

@@ -66,6 +66,10 @@ class Environment:
             f"Environment.stop must be a tuple of texts, none of them empty, such as ('</call>',); got {self.stop!r}",
         )
 
+    @property
+    def observations_graded(self) -> bool:
+        return self.reward == "verifier_with_observations"
+
     def server(self) -> ForkServer:
         """This process's, made at its first use: a worker of it plays an episode, whose first call is the reset and has
         a "seed"."""

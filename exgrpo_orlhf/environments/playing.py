@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import count, takewhile
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from ..grader.grade import Grade
-from ..grader.thoughts import Tags
 from ..questions.prompts import PromptEncoder
-from ..questions.special_tokens import response_text
 from ..records import EXTRA_INFO, Question, Rollout, Trajectory
-from ..rewards import Written
 from ..rewards.grading import as_in_other_readers
 from ..rounding import less_rounding
 from ..workers.fork_server import CallFailed, Worker
@@ -25,6 +22,7 @@ from .agent import Reply
 from .environment import Environment
 
 log = logging.getLogger(__name__)
+_sessions = count()  # a number for each episode of this process
 _TOGETHER = 256  # stored episodes checked at a time
 _LONGEST_TOKEN = 1000  # characters: a longer observation than this for each token of room is not even tokenised
 
@@ -81,7 +79,7 @@ class Play:
         self.reward, self.score = 0.0, None  # type: float, float | None
         self.logs: tuple[tuple[str, float], ...] = ()
         self.failure: CallFailed | None = None
-        self.computed: Any = None  # of the context, by an engine that keeps it until the next turn
+        self.session = next(_sessions)
         self._text = player.prompts.render(question)
         self._action = ""
         meta = {name: value for name, value in question.meta.items() if name != EXTRA_INFO}
@@ -196,45 +194,8 @@ class Play:
         return Rollout(ids, "length" if self.truncated else "stop", grade, logprobs, actions=actions, seed=self.seed)
 
     def close(self) -> None:
-        self.computed = None
         if self.episode is not None:
             self.episode.close()
-
-
-def written_to(
-    prompts: PromptEncoder, question: Question, rollout: Rollout, environment: Environment | None = None
-) -> Written:
-    """A response to a question as a verifier gets it."""
-    prompt = lambda: (prompts.render(question), prompts.encode(question))
-    return written(
-        rollout, prompt, prompts.opens_thought(question), prompts.tokenizer, environment, prompts.settings.thought_tags
-    )
-
-
-def written(
-    rollout: Rollout,
-    prompt: Callable[[], tuple[str, Sequence[int]]],
-    in_thought: bool,
-    tokenizer: Any,
-    environment: Environment | None,
-    tags: Tags = (),
-) -> Written:
-    """As a verifier gets it: a response; of an episode what the policy wrote, a line for each turn, or all of it where
-    Environment.reward says so; the sequence and the token ids likewise. prompt: its text and token ids; tags: own"""
-
-    parts = [rollout.token_ids]
-    if rollout.actions is not None and not (environment and environment.reward == "verifier_with_observations"):
-        parts = np.split(rollout.token_ids, np.flatnonzero(np.diff(rollout.actions)) + 1)[not rollout.actions[0] :: 2]
-    token_ids = np.concatenate(parts).tolist()
-
-    def read() -> tuple[str, str]:
-        text, ids = prompt()
-        query = str(tokenizer.decode([*ids, *token_ids], skip_special_tokens=False))
-        begin = tokenizer.bos_token or ""  # where encoding adds it: a query begins with its prompt
-        return text, query if text.startswith(begin) else query.removeprefix(begin)
-
-    text = "\n".join(response_text(tokenizer, part.tolist(), *tags) for part in parts)
-    return Written(text, in_thought, read, token_ids, None if rollout.actions is None else rollout.turns, tags)
 
 
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:

@@ -8,12 +8,14 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ..environments.playing import Player, written
+from ..environments.episodes import play
+from ..environments.playing import Player
 from ..grader.grade import Grade
 from ..grader.thoughts import Tags, opens_thought
 from ..questions.special_tokens import response_text
 from ..records import Question, Rollout
 from ..rewards import Written
+from ..rewards.written import written
 from ..sampling import EngineLost, Request, Sampler, ServedRollout
 
 Key = tuple[str, int, int]  # benchmark, row of its set (from 0), sample (from 0)
@@ -47,7 +49,8 @@ class Response:
             return cls(request, rollout.text, rollout.tokens, rollout.finish, as_written, rollout.prompt_tokens)
         text = response_text(tokenizer, rollout.token_ids.tolist(), *tags)
         prompt = lambda: (request.prompt, request.prompt_ids)
-        as_written = written(rollout, prompt, in_thought, tokenizer, player.environment if player else None, tags)
+        observations = player is not None and player.environment.observations_graded
+        as_written = written(rollout, prompt, in_thought, tokenizer, tags, observations)
         return cls(request, text, rollout.length, rollout.finish, as_written, grade=rollout.grade)
 
 
@@ -78,7 +81,7 @@ def respond(
             asked, seeds = zip(
                 *((questions[request.key[1]], request.seed_at(i)) for i, request in enumerate(part)), strict=True
             )
-            portions = sampler.episodes(player, asked, seeds, part[0], finished)
+            portions = play(sampler, player, asked, seeds, part[0], finished)
         try:
             for portion in portions:
                 rollouts = [(part[i], result if player else result[0]) for i, result in portion]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .products import is_large, product
+from ..attention.products import is_large, product
 
 log = logging.getLogger(__name__)
 

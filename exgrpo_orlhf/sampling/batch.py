@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from .attention import SHARED, Unfit, attention_is, goes_on
-from .kv_cache import padded, reserve
-from .shared_prompt import SharedPromptCache, fits
+from ..attention.implementation import SHARED, Unfit, attention_is, goes_on
+from ..attention.kv_cache import padded, reserve
+from ..attention.shared_prompt import SharedPromptCache, fits
 
 
 class Batch:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..environments.playing import Play
 from ..records import Rollout
 from .batch import Batch
 from .request import Request
@@ -33,6 +32,7 @@ def generate(
     pad: int,
     seeds: Sequence[int] | None = None,
     tokenizer: Any = None,
+    kept: dict[int, Tensor] | None = None,
 ) -> list[Rollout]:
     """One ungraded response to each request.
 
@@ -42,23 +42,24 @@ def generate(
     the samples of a row do not depend on when the others end.
 
     Args:
-        requests: with one temperature, top_p, end and stop, all turns or none. Turns are computed from what the turn
-            before left in its episode on, and leave something there unless all are last ones
+        requests: with one temperature, top_p, end and stop, all turns or none
         end: tokens that end a response, beside those of the requests
         seeds: one for each request, whose response then depends on no other row (but for the last bits of its logits,
             which change with the shape of the batch); None: torch's global generator
         tokenizer: by which texts that end a response are seen, with special tokens; needed where there are some
+        kept: by session, keys and values of its turns before: they are taken from here, and a turn that is not the last
+            one leaves its own
 
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
     and ValueError if the model's cache has no rows to select, or requests differ in what is one for all.
     """
     n, device = len(requests), model.device
-    settings = {(one.temperature, one.top_p, one.end, one.stop, one.turn_of is None) for one in requests}
+    settings = {(one.temperature, one.top_p, one.end, one.stop, one.session is None) for one in requests}
     if len(settings) != 1:
         raise ValueError(f"requests of one call differ in temperature, top_p, end, stop or in being turns: {settings}")
     ((temperature, top_p, more_ends, stop, _),) = settings
-    episodes = [request.turn_of for request in requests if request.turn_of is not None]
-    last = all(episode.last_turn for episode in episodes)
+    kept = {} if kept is None else kept
+    going_on = {i: one.session for i, one in enumerate(requests) if one.session is not None and not one.last_turn}
     ends = torch.tensor(sorted({*end, *more_ends}), device=device)
     prompts = [tuple(request.prompt_ids) for request in requests]
     index = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}  # each prompt once
@@ -72,7 +73,7 @@ def generate(
     tail = 1 + max((len(text.encode()) for text in stop), default=0)  # tokens: each has a byte at least
     most = torch.tensor(limits, device=device)
     finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
-    batch = Batch(model, list(index), owner, pad, max_new_tokens - 1, _taken(episodes, owner))
+    batch = Batch(model, list(index), owner, pad, max_new_tokens - 1, _taken(kept, requests, owner))
     for position in range(max_new_tokens):
         finite[position] = batch.logits.amax(1).isfinite().all()
         if (position + 1) % CHECK_EVERY == 0:
@@ -89,10 +90,11 @@ def generate(
             ended |= torch.tensor([any(ending in text for ending in stop) for text in texts], device=device)
         lengths[rows] = torch.where(ended, position + 1, 0)
         ended |= position + 1 >= most[rows]
-        if not last:
+        if going_on:
             over, numbers = ended.to("cpu").nonzero().squeeze(1), rows.to("cpu")
             for row, number in zip(over.tolist(), numbers[over].tolist(), strict=True):
-                episodes[number].computed = batch.computed(row)
+                if number in going_on and (states := batch.computed(row)) is not None:
+                    kept[going_on[number]] = states
         going = ended.logical_not().nonzero().squeeze(1)
         if not len(going) or position + 1 == max_new_tokens:
             break
@@ -108,11 +110,10 @@ def generate(
     return rollouts
 
 
-def _taken(episodes: Sequence[Play], owner: Sequence[int]) -> list[Tensor] | None:
-    """Of each different prompt; None if one is missing. They are kept there no longer."""
-    of_prompt = {i: episode.computed for i, episode in zip(owner, episodes, strict=False)}  # in their order
-    for episode in episodes:
-        episode.computed = None
+def _taken(kept: dict[int, Tensor], requests: Sequence[Request], owner: Sequence[int]) -> list[Tensor] | None:
+    """Of each different prompt; None if one is missing. They are kept no longer."""
+    states = [None if one.session is None else kept.pop(one.session, None) for one in requests]
+    of_prompt = dict(zip(owner, states, strict=True))  # in their order
     taken = [tensor for tensor in of_prompt.values() if tensor is not None]
     return taken if taken and len(taken) == len(of_prompt) else None
 

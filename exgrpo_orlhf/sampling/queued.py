@@ -7,21 +7,21 @@ import queue
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..environments.playing import Play
 from ..records import Rollout
-from .request import Portion, Request, Sampler
+from .request import POLL, Pending, Portion, Request, Sampler
 
-POLL = 0.01  # seconds between two looks at what environments have answered
 _LAST_WORDS = 10.0  # seconds for cancelled requests to tell their engine
 
 
 class QueuedSampler(Sampler):
     """A subclass sends requests, says what has arrived, and cancels. It may let its engines sleep meanwhile."""
+
+    in_step = False
 
     @abstractmethod
     def _send(self, request: Request, seed: int) -> Any:
@@ -37,41 +37,39 @@ class QueuedSampler(Sampler):
     @abstractmethod
     def _cancel(self, handles: Collection[Any]) -> None: ...
 
-    def sample(self, requests: Sequence[Request], done: Collection[int] = ()) -> Generator[Portion, None, None]:
-        pending: dict[Any, tuple[int, Request]] = {}
+    @contextmanager
+    def pending(self) -> Iterator[Pending]:
+        queue = _Queue(self._send, self._arrived)
         with self.awake():
             try:
-                for i, request in enumerate(requests):
-                    if i not in done:
-                        pending[self._send(request, request.seed_at(i))] = (i, request)
-                while pending:
-                    yield [(pending.pop(handle)[0], rollouts) for handle, rollouts in self._arrived(pending, True)]
+                yield queue
             finally:
-                self._cancel(pending)
+                self._cancel(queue.requests)
 
-    def _play(self, plays: Sequence[Play], like: Request) -> Iterator[Sequence[int]]:
-        """Each at its own pace: its next turn is sent when its environment has answered."""
-        environment_turns = set(range(len(plays)))  # whose environment has not answered
-        pending: dict[Any, tuple[int, Request]] = {}
-        with self.awake():
-            try:
-                while environment_turns or pending:
-                    for i in [i for i in environment_turns if plays[i].answered]:
-                        environment_turns.remove(i)
-                        if not plays[i].received():
-                            yield [i]
-                            continue
-                        turn = like.turn(plays[i])
-                        pending[self._send(turn, turn.seed_at(i))] = (i, turn)
-                    if not pending:
-                        time.sleep(POLL if environment_turns else 0)
-                        continue
-                    for handle, (rollout,) in self._arrived(pending, not environment_turns):
-                        i, _ = pending.pop(handle)
-                        plays[i].act(rollout)
-                        environment_turns.add(i)
-            finally:
-                self._cancel(pending)
+    def sample(self, requests: Sequence[Request], done: Collection[int] = ()) -> Generator[Portion, None, None]:
+        with self.pending() as pending:
+            for i, request in enumerate(requests):
+                if i not in done:
+                    pending.send(i, request)
+            while pending:
+                yield pending.arrived(wait=True)
+
+
+class _Queue(Pending):
+    """Of a sampler, with its own `_send` and `_arrived`. requests: by handle, with their positions"""
+
+    def __init__(self, send: Callable[[Request, int], Any], arrived: Callable[..., list[tuple[Any, Any]]]) -> None:
+        self._send, self._arrived = send, arrived
+        self.requests: dict[Any, tuple[int, Request]] = {}
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def send(self, position: int, request: Request) -> None:
+        self.requests[self._send(request, request.seed_at(position))] = (position, request)
+
+    def arrived(self, wait: bool) -> Portion:
+        return [(self.requests.pop(handle)[0], rollouts) for handle, rollouts in self._arrived(self.requests, wait)]
 
 
 class StreamSampler(QueuedSampler):

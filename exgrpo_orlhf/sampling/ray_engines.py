@@ -12,8 +12,8 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from ..records import Rollout
-from .queued import POLL, QueuedSampler
-from .request import EngineLost, Request
+from .queued import QueuedSampler
+from .request import POLL, EngineLost, Request
 from .vllm_requests import rollouts_of, sampling_params
 
 

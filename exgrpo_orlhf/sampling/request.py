@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..environments.playing import Play, Player
 from ..grader.grade import Message
-from ..records import Question, Rollout
+from ..records import Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,8 @@ class Request:
     temperature: 0 is greedy decoding; top_p: below 1 in evaluation only, because the samples are then not the policy's
     end: tokens that end a response, in addition to the model's own; stop: texts that do (not for servers)
     logprobs: whether to return the sampler's own (`Rollout.sampler_logprobs`), at the sampling temperature
-    turn_of: the episode of which this is a turn
+    session: of a turn, a number of its episode alone: a sampler may keep what it has computed for the next turn
+    last_turn: whether no other turn of the session follows
     key: names it in messages: benchmark, row of its set, sample; requests to different benchmarks share no chunk
     prompt: the text rendered by the template; messages: (role, content) pairs, for servers with a template of their own
     """
@@ -60,7 +60,8 @@ class Request:
     end: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     logprobs: bool = False
-    turn_of: Play | None = None
+    session: int | None = None
+    last_turn: bool = False
     key: tuple[Any, ...] = ()
     prompt: str = ""
     messages: tuple[Message, ...] = ()
@@ -68,17 +69,6 @@ class Request:
     def seed_at(self, position: int) -> int:
         """The first response's. position: of the request among those that are sampled with it"""
         return self.seed if isinstance(self.seed, int) else self.seed.of_request(position)
-
-    def turn(self, episode: Play) -> Request:
-        """The request for an episode's next turn, sampled as this one is."""
-        return replace(
-            self,
-            prompt_ids=episode.context,
-            seed=episode.turn_seed,
-            max_tokens=episode.room,
-            stop=episode.player.environment.stop,
-            turn_of=episode,
-        )
 
     @property
     def name(self) -> str:
@@ -102,8 +92,25 @@ class ServedRollout(Rollout):
 Portion = list[tuple[int, list[Rollout]]]
 
 
+POLL = 0.01  # seconds between two looks at what environments have answered
+
+
 class EngineLost(RuntimeError):
     """An actor or an engine, in this process or another, died, refused a request, failed or does not answer."""
+
+
+class Pending(ABC):
+    """Requests under way. `len` is their number."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def send(self, position: int, request: Request) -> None: ...
+
+    @abstractmethod
+    def arrived(self, wait: bool) -> Portion:
+        """What has been completed since. wait: for at least one; else for POLL at most. Raises EngineLost."""
 
 
 class Sampler(ABC):
@@ -113,11 +120,13 @@ class Sampler(ABC):
     reproducible: None if a response depends on its request alone; else a sentence on why it may differ when other
         requests are computed with it
     together: episodes that are played at a time; None: all
+    in_step: whether turns of episodes are sampled together, so that each waits for the environments of all
     outdated: set by whoever has changed the policy's weights, for a sampler that has a copy of them
     """
 
     reproducible: str | None = None
     together: int | None = None
+    in_step: bool = True
     outdated: bool = True
 
     @abstractmethod
@@ -129,51 +138,38 @@ class Sampler(ABC):
         Raises EngineLost.
         """
 
-    def episodes(
-        self,
-        player: Player,
-        questions: Sequence[Question],
-        seeds: Sequence[int],
-        like: Request,
-        done: Collection[int] = (),
-    ) -> Iterator[list[tuple[int, Rollout]]]:
-        """Plays an episode of each question with its seed, `together` of them at a time. Yields positions and rollouts
-        of those that are over, in portions, those at `done` excepted. like: how their turns are sampled
+    def pending(self) -> AbstractContextManager[Pending]:
+        """Requests that are added while others are under way. The context's end cancels the remaining ones."""
+        return nullcontext(_Together(self))
 
-        Which are played together does not depend on `done`: where one of them is missing, all are played. Raises
-        EngineLost and NotLoaded.
-        """
-        order = sorted(range(len(questions)), key=lambda i: (len(player.prompts.encode(questions[i])), i))
-        size = self.together or max(1, len(order))
-        for block in (order[begin : begin + size] for begin in range(0, len(order), size)):
-            if all(i in done for i in block):
-                continue
-            with player.episodes([questions[i] for i in block], [seeds[i] for i in block]) as plays:
-                for over in self._play(plays, like):
-                    yield [(block[i], plays[i].rollout()) for i in over if block[i] not in done]
-
-    def _play(self, plays: Sequence[Play], like: Request) -> Iterator[Sequence[int]]:
-        """Yields the positions of episodes that are over.
-
-        A turn waits for the environments of all: which rows are generated together then never depends on how fast an
-        environment was, and a resumed run samples the same tokens.
-        """
-
-        going = [play for play in plays if play.received()]
-        while going:
-            turns = {i: turn for part in self.sample([like.turn(play) for play in going]) for i, (turn,) in part}
-            for i, episode in enumerate(going):
-                episode.act(turns[i])
-            going = [play for play in going if play.received()]
-        yield range(len(plays))
+    def forget(self, session: int) -> None:  # noqa: B027  (most keep nothing)
+        """The session is over: release what was kept for its next turn."""
 
     def describe(self) -> dict[str, Any]:
         """Settings and versions for the record, as JSON."""
         return {}
 
     def awake(self) -> AbstractContextManager[object]:
-        """The context in which its engines can work. `sample` and `episodes` enter it themselves."""
+        """The context in which its engines can work. `sample` and `pending` enter it themselves."""
         return nullcontext()
 
     def close(self) -> None:  # noqa: B027  (most have nothing to release)
         """Release memory and end processes. May be called twice."""
+
+
+class _Together(Pending):
+    """Of a sampler that computes all requests at once when it is asked for the responses."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler, self._requests = sampler, {}  # type: Sampler, dict[int, Request]
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def send(self, position: int, request: Request) -> None:
+        self._requests[position] = request
+
+    def arrived(self, wait: bool) -> Portion:
+        positions, requests = [*self._requests], [*self._requests.values()]
+        self._requests.clear()
+        return [(positions[i], rollouts) for portion in self._sampler.sample(requests) for i, rollouts in portion]

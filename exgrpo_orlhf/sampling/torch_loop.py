@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..records import Rollout
@@ -37,6 +38,7 @@ class LoopSampler(Sampler):
         """end: tokens that end a response; rows: responses generated at a time; computing: the context of a chunk"""
         self.model, self.tokenizer, self.end, self.pad, self.computing = model, tokenizer, end, pad, computing
         self.together = self.rows = rows
+        self.kept: dict[int, Tensor] = {}  # by session, keys and values of its turns
         self.reproducible = (
             f"the {rows} rows of a chunk are computed together: with another --rows, --limit or --samples the last "
             "bits of the logits differ, and seldom a token"
@@ -79,12 +81,23 @@ class LoopSampler(Sampler):
             if isinstance(seed, StepSeed):
                 torch.manual_seed(seed.of_chunk(number))
             try:
-                return generate(self.model, requests, end=self.end, pad=self.pad, seeds=seeds, tokenizer=self.tokenizer)
+                return generate(
+                    self.model,
+                    requests,
+                    end=self.end,
+                    pad=self.pad,
+                    seeds=seeds,
+                    tokenizer=self.tokenizer,
+                    kept=self.kept,
+                )
             except torch.OutOfMemoryError as error:
                 raise EngineLost(
                     f"{len(chunk)} responses at a time are too many for the GPU; lower --rows of run_bench.py or "
                     "LocalEngine.generation_rows"
                 ) from error
+
+    def forget(self, session: int) -> None:
+        self.kept.pop(session, None)
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from .. import checkpoints
-from ..environments.playing import written_to
 from ..experiment import Experiment
 from ..io.files import write
 from ..questions.prompts import PromptEncoder
@@ -21,6 +20,7 @@ from ..records import Question, Rollout, Trajectory
 from ..replay import ReplayBuffer, snapshot
 from ..replay.store_rule import AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
+from ..rewards.written import written_to
 
 
 def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -> ReplayBuffer:

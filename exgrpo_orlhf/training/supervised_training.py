@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ..attention.products import large_layers
 from ..engines.local.forward import PolicyForward
 from ..engines.local.placement import Recomputing, dtype_of
 from ..engines.rows import ForwardRow
 from ..engines.schedule import rate_share
-from ..objective.products import large_layers
 from .optimiser_steps import optimiser_steps
 
 

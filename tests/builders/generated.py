@@ -21,12 +21,14 @@ def generated(
     top_p: float = 1.0,
     stop: tuple[str, ...] = (),
     limits: Sequence[int] = (),
-    turns: Sequence[Any] = (),
+    sessions: Sequence[int] = (),
+    last_turn: bool = False,
     **arguments: Any,
 ) -> list[Rollout]:
-    """temperature: None: greedy; limits: tokens of each, instead of max_new_tokens; turns: the episode of each"""
-    rows = zip(prompts, limits or [max_new_tokens] * len(prompts), turns or [None] * len(prompts), strict=True)
+    """temperature: None: greedy; limits: tokens of each, instead of max_new_tokens; sessions: of turns"""
+    rows = zip(prompts, limits or [max_new_tokens] * len(prompts), sessions or [None] * len(prompts), strict=True)
     requests = [
-        Request(prompt, 0, limit, temperature or 0.0, top_p, stop=stop, turn_of=turn) for prompt, limit, turn in rows
+        Request(prompt, 0, limit, temperature or 0.0, top_p, stop=stop, session=session, last_turn=last_turn)
+        for prompt, limit, session in rows
     ]
     return generate(model, requests, **arguments)

@@ -13,7 +13,6 @@ from run_builders import byte_tokenizer, rows, train_small
 from thought_builders import OWN, TAGS
 
 from exgrpo_orlhf.engines.engine import Engine
-from exgrpo_orlhf.environments import playing
 from exgrpo_orlhf.evaluation import responses
 from exgrpo_orlhf.evaluation.responses import Response
 from exgrpo_orlhf.grader.thoughts import opens_thought
@@ -21,7 +20,7 @@ from exgrpo_orlhf.io import tokenizer_file
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.questions.special_tokens import decoder, response_text
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import Verifier, Written
+from exgrpo_orlhf.rewards import Verifier, Written, written
 from exgrpo_orlhf.sampling import Request
 from exgrpo_orlhf.testbed.reasoning_gym import ReasoningGym
 
@@ -98,7 +97,7 @@ def test_training_validation_and_benchmarks_see_no_answer_in_an_unfinished_thoug
 ):
     text = BOX if thought is None else f"{thought}{end}{BOX}"
     monkeypatch.setattr(Engine, "decode", lambda self, ids: text)
-    for module in (responses, playing):
+    for module in (responses, written):
         monkeypatch.setattr(module, "response_text", lambda tokenizer, ids, *own: text)
     for name, sign in (("rows", "+"), ("validation", "-")):
         lines = [{"prompt": f"{i}{sign}1?", "answer": "2"} for i in range(4)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exgrpo_orlhf.objective import products
+from exgrpo_orlhf.attention import products
 from exgrpo_orlhf.objective import token_stats as token_stats_module
 from exgrpo_orlhf.objective.token_stats import block_gradient, block_sums, compiled, token_stats
 

@@ -20,7 +20,6 @@ import pytest
 from other_tools import NotInstalled, check_installed, rewards_of
 from run_builders import byte_tokenizer
 
-from exgrpo_orlhf.environments.playing import written_to
 from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.grader.grade import Grade, Message
 from exgrpo_orlhf.questions import QuestionFile
@@ -29,6 +28,7 @@ from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import Verifier, Written, kinds
 from exgrpo_orlhf.rewards.pool import Pool
 from exgrpo_orlhf.rewards.protocol import single
+from exgrpo_orlhf.rewards.written import written_to
 from exgrpo_orlhf.workers.fork_server import close_workers
 
 # The gold answer stands in the question too.

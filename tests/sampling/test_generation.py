@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.sampling import batch, kv_cache, shared_prompt
+from exgrpo_orlhf.attention import kv_cache, shared_prompt
+from exgrpo_orlhf.sampling import batch
 from exgrpo_orlhf.sampling.generation import BLOCK, CHECK_EVERY, _taken, check_rows, generate, sample
 from exgrpo_orlhf.sampling.request import Request
 
@@ -316,19 +316,19 @@ def test_a_seeded_response_depends_on_its_seed_and_not_on_the_rows_beside_it():
 
 
 def turns(model, keep, count=3):
-    """What each episode has after some turns, with an observation of 0 to 3 tokens after each. Episodes end."""
+    """Tokens of each episode and what is kept, after some turns, with 0 to 3 tokens observed after each."""
     rng = np.random.default_rng(2)
     playing = dict(enumerate(repeated_prompts((3, 9, 4, 7), 3)))
-    episodes, texts = [SimpleNamespace(computed=None, last_turn=False) for _ in playing], dict(playing)
+    kept, texts = {}, dict(playing)
     for turn in range(count):
         prompts = list(texts.values())
         settings = {"end": ENDS, "pad": 0, "max_new_tokens": 40, "limits": [40 - i for i in texts], "temperature": 1.0}
-        resumed = [episodes[i] for i in texts] if keep else ()
-        rollouts = generated(model, prompts, seeds=[100 * turn + i for i in texts], turns=resumed, **settings)
+        sessions = {"sessions": [*texts], "kept": kept} if keep else {}
+        rollouts = generated(model, prompts, seeds=[100 * turn + i for i in texts], **sessions, **settings)
         for i, one in zip(texts, rollouts, strict=True):
             playing[i] = [*texts[i], *one.token_ids.tolist()]
         texts = {i: [*playing[i], *rng.integers(2, 18, i % 4).tolist()] for i in texts if i % 5 != turn}
-    return list(playing.values()), episodes
+    return list(playing.values()), kept
 
 
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
@@ -356,29 +356,27 @@ def test_a_turn_computes_what_has_been_added_to_its_context_alone_and_is_the_sam
     anew, _ = turns(model, keep=False)
     assert sum(width > 9 for width in widths) == 2, "a context at the beginning of the second and the third turn"
     widths.clear()
-    kept, episodes = turns(model, keep=True)
-    assert kept == anew
+    episodes, kept = turns(model, keep=True)
+    assert episodes == anew
     keeps = config in [CONFIGS[name] for name in ("llama", "qwen2", "qwen3", "gpt2: absolute positions")]
     assert any(width > 9 for width in widths) != keeps
-    lengths = [0 if one.computed is None else one.computed.shape[2] for one in episodes]
-    assert lengths == [len(tokens) - 1 if keeps else 0 for tokens in kept], "all but the last token"
+    lengths = {i: states.shape[2] for i, states in kept.items()}
+    assert lengths == {i: len(tokens) - 1 for i, tokens in enumerate(episodes) if keeps}, "all but the last token"
 
 
 def test_what_was_computed_is_taken_where_each_prompt_has_it_and_left_where_a_turn_follows():
     tensor, row = torch.zeros(4, 1, 2, 3), torch.ones(4, 1, 2, 3)
-    contexts = [SimpleNamespace(computed=one) for one in (tensor, tensor, row)]
-    first, second = _taken(contexts, [0, 0, 1])
+    requests, kept = [Request((), 0, 4, 0.0, session=i) for i in range(3)], {0: tensor, 1: tensor, 2: row}
+    first, second = _taken(kept, requests, [0, 0, 1])
     assert first is tensor
     assert second is row
-    assert [one.computed for one in contexts] == [None] * 3
-    contexts[0].computed = contexts[1].computed = tensor
-    assert _taken(contexts, [0, 0, 1]) is None
+    assert kept == {}
+    assert _taken({0: tensor, 1: tensor}, requests, [0, 0, 1]) is None
     settings = {"end": ENDS, "pad": 0, "max_new_tokens": 4, "temperature": None}
     for last in (True, False):
-        for context in contexts:
-            context.last_turn = last
-        generated(random_model(CONFIGS["llama"]), [[2, 3]] * 3, turns=contexts, **settings)
-        assert [one.computed is None for one in contexts] == [last] * 3
+        of_turns = {"sessions": range(3), "last_turn": last, "kept": kept}
+        generated(random_model(CONFIGS["llama"]), [[2, 3]] * 3, **of_turns, **settings)
+        assert [*kept] == ([] if last else [0, 1, 2])
 
 
 def test_a_turn_under_autocast_goes_on_from_keys_and_values_of_either_dtype(monkeypatch):
@@ -386,10 +384,10 @@ def test_a_turn_under_autocast_goes_on_from_keys_and_values_of_either_dtype(monk
         monkeypatch.setattr(shared_prompt, "LEAST", least)
         model = random_model(CONFIGS["llama"])
         with torch.autocast("cpu", torch.bfloat16):
-            kept, episodes = turns(model, keep=True)
+            episodes, kept = turns(model, keep=True)
             anew, _ = turns(model, keep=False)
-        assert {one.computed.dtype for one in episodes} == {torch.bfloat16 if least else torch.float32}
-        same = [a == b for a, b in zip(kept, anew, strict=True)]
+        assert {states.dtype for states in kept.values()} == {torch.bfloat16 if least else torch.float32}
+        same = [a == b for a, b in zip(episodes, anew, strict=True)]
         assert np.mean(same) > 0.6, "the rest differ by rounding"
 
 

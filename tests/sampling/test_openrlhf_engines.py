@@ -21,6 +21,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.environments import Environment
+from exgrpo_orlhf.environments.episodes import turns
 from exgrpo_orlhf.environments.playing import Player
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
@@ -174,7 +175,7 @@ def test_a_turn_of_an_episode_is_a_request_for_what_is_left_of_it(without_ray, p
     like = ask((), 1, 0, 0.7, end=(9,), logprobs=True)
     with player.episodes(CHAINS, [11, 12, 13]) as plays:
         wait_until(lambda: all(play.answered for play in plays))  # the first turns go to both engines
-        assert sorted(i for [i] in sampler([first, second])._play(plays, like)) == [0, 1, 2]
+        assert sorted(turns(sampler([first, second]), plays, like)) == [0, 1, 2]
         rollouts = [play.rollout() for play in plays]
     turn, answer = [7], [3, 16]  # the engine's token; '1;'
     for rollout in rollouts[::2]:
@@ -202,7 +203,7 @@ def test_an_engine_that_does_not_answer_to_a_turn_is_lost(without_ray, monkeypat
         player.episodes(CHAINS, [1, 2, 3]) as plays,
         pytest.raises(EngineLost, match=r"vLLM engine 0: no answer for 0 s \(OpenRLHF\.timeout\)"),
     ):
-        list(sampler([Engine()], timeout=0.2)._play(plays, ask((), 1, 0)))
+        list(turns(sampler([Engine()], timeout=0.2), plays, ask((), 1, 0)))
     assert without_ray, "what was sent is cancelled"
 
 

@@ -1,6 +1,7 @@
 """The policy's forward pass over rows of prompt and response: log-probs and entropies of the response tokens.
 
-Rows are padded, or packed with each distinct prompt once (`packing.py`): on a CPU where prompts are much of the work.
+Rows are padded, or packed with each distinct prompt once (`attention/packing.py`): on a CPU where prompts are much of
+the work.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...attention.implementation import PACKED, Unfit, attention_is, is_plain
+from ...attention.packing import WORTHWHILE, Packed, hidden_states, packed_batches, repeated_share
 from ...records import Measured
-from ...sampling.attention import PACKED, Unfit, attention_is, is_plain
 from ..model import changes_logits, response_stats
 from ..rows import MAX_PADDING, ForwardRow, micro_batches, padded, probe_rows
-from .packing import WORTHWHILE, Packed, hidden_states, packed_batches, repeated_share
 
 _warn_once = cache(logging.getLogger(__name__).warning)  # a reference policy has the same cause
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ...objective.products import use_onednn
+from ...attention.products import use_onednn
 from ...sampling import EngineLost
 from ..model import too_few_positions
 

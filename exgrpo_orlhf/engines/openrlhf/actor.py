@@ -9,17 +9,13 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from openrlhf.models import Actor
-from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
-from openrlhf.utils import utils as openrlhf_utils
-from openrlhf.utils.deepspeed import deepspeed as strategies
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
@@ -32,7 +28,7 @@ from ..lora import FOLDER, Adapter
 from ..model import mixing_of_rows, response_stats
 from ..rows import ForwardRow, padded
 from ..schedule import scheduler
-from . import packed_attention, weight_sync
+from . import packed_attention, patches, weight_sync
 from .policy_loss import MixedLoss
 
 KEEP_ALL = 10**9  # checkpoints, GiB: OpenRLHF removes none; checkpoints/folder.py removes old ones
@@ -162,7 +158,7 @@ class MixedActor(Actor):  # type: ignore[misc]
 
 
 def in_order(*args: Any, **kwargs: Any) -> DataLoader[Any]:
-    """A loader that keeps the order of the rows. OpenRLHF shuffles them, with a generator that is not checkpointed."""
+    """A loader that keeps the order of the rows."""
     return DataLoader(*args, **{**kwargs, "shuffle": False})
 
 
@@ -181,11 +177,7 @@ class GradientGuard:
         self.optimizer, self.limit = optimizer, limit
         self.norms: list[float] = []
         self.skipped, self.rate = 0, 0.0
-        if zero_stage == 3:
-            optimizer._overflow_check_and_loss_scale_update = self._check_stage_3
-        else:
-            optimizer.check_grad_overflow = True
-            optimizer.check_overflow = self._check_stage_2
+        patches.overflow_check(optimizer, zero_stage, self._check_stage_2, self._check_stage_3)
 
     def begin(self) -> None:
         self.norms, self.skipped = [], 0
@@ -215,11 +207,13 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         experiment, ds = strategy.args.exgrpo, strategy.args.ds
-        # OpenRLHF looks these up as globals of its modules. Its schedules begin at 0: a first step would train nothing.
-        strategies.get_scheduler = lambda name, optimizer, **_: scheduler(optimizer, experiment.optimizer)
-        make = partial(MixedActor, lora=experiment.lora, seed=experiment.settings.seed)
-        ppo_actor.ActorPPOTrainer, ppo_actor.Actor, ppo_actor.DataLoader = MixedActorTrainer, make, in_order
-        openrlhf_utils.AutoTokenizer = SimpleNamespace(from_pretrained=lambda path, **_: tokenizer_file.load(path))
+        patches.policy_parts(
+            trainer=MixedActorTrainer,
+            model=partial(MixedActor, lora=experiment.lora, seed=experiment.settings.seed),
+            loader=in_order,
+            scheduler=lambda optimizer: scheduler(optimizer, experiment.optimizer),
+            tokenizer=tokenizer_file.load,
+        )
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         PromptEncoder(experiment.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
         if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model

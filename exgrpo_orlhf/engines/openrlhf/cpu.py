@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from . import packed_attention
-from .packed_attention import AfterImport
+from .patches import AfterImport
 
 # These override OpenRLHF's flags of a run.
 FLAGS: dict[str, str | bool] = {

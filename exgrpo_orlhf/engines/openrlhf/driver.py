@@ -16,8 +16,6 @@ from typing import Any
 import psutil
 import ray
 from openrlhf.cli import train_ppo_ray
-from openrlhf.trainer import ppo_trainer
-from openrlhf.trainer.ray import vllm_engine
 from ray._private import state as ray_state
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError, RayTaskError
@@ -27,7 +25,7 @@ from ...io.stopping import StopRequest
 from ...sampling import EngineLost
 from ...settings import OpenRLHF
 from ..engine import RunSpec
-from . import cpu, packed_attention
+from . import cpu, packed_attention, patches
 from .actor import MixedPolicyActor
 from .output import Output
 from .trainer import MixedTrainer, StopFile
@@ -67,9 +65,8 @@ def drive(
                 if threads:
                     log.info("Adam on the CPU: OMP_NUM_THREADS = %s in each policy actor", threads["OMP_NUM_THREADS"])
                 runtime_env = {"env_vars": threads} if threads else None  # Ray merges it over the run's
-                train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1, runtime_env=runtime_env)(classes[0])
-                ppo_trainer.PPOTrainer = ray.remote(classes[1])
-                vllm_engine.RolloutRayActor = ray.remote(classes[2])
+                policy = ray.remote(num_gpus=1, runtime_env=runtime_env)(classes[0])
+                patches.program_classes(policy, ray.remote(classes[1]), ray.remote(classes[2]))
                 train_ppo_ray.train(args)
         except RayTaskError as error:
             if watch.reason:

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -34,7 +33,7 @@ from ...settings import OpenRLHF
 from ...workers.fork_server import close_workers
 from ..engine import RunSpec
 from ..model import changes_logits, too_few_positions
-from . import cpu, estimates, packed_attention, stack, universal
+from . import cpu, estimates, packed_attention, patches, stack, universal
 from . import flags as openrlhf_flags
 from .worker_environment import ray_address, wrong_arch_list
 
@@ -146,20 +145,14 @@ def parse(experiment: Experiment, model_path: str, state: Path, *, resume: bool)
         flags |= cpu.FLAGS
     line = openrlhf_flags.command_line(experiment, flags, model_path, state, resume=resume)
     output = io.StringIO()
-    import openrlhf.utils
-    import ray
     from openrlhf.models import PolicyLoss  # it checks which of the correction's flags go together
 
     def parsed(args: Any) -> None:
         raise _Parsed(args)
 
     try:
-        # OpenRLHF parses its arguments under `if __name__ == "__main__"` and then trains. Here the first function that
-        # it calls raises _Parsed instead.
         with (
-            patch.object(sys, "argv", [_PROGRAM, *openrlhf_flags.as_arguments(line)]),
-            patch.object(openrlhf.utils, "get_strategy", parsed),
-            patch.object(ray, "is_initialized", lambda: True),
+            patches.parser_alone([_PROGRAM, *openrlhf_flags.as_arguments(line)], parsed),
             contextlib.redirect_stderr(output),
             contextlib.redirect_stdout(output),
         ):

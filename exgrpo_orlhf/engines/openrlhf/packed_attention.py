@@ -6,41 +6,15 @@ attention there is torch 2.13's varlen_attn, which calls the same kernels.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from . import patches
+
 ATTENTION = "torch_varlen"  # the name by which transformers knows it: --ds.attn_implementation
-_RING_ATTENTION = "openrlhf.models.ring_attn_utils"
-
-
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function with a module right after the module's first import."""
-
-    def __init__(self, functions: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._pending = functions
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._pending:
-            return None
-        function = self._pending.pop(fullname)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        assert spec is not None
-        assert spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def execute_then_call(module: ModuleType) -> None:
-            execute(module)
-            function(module)
-
-        spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
-        return spec
 
 
 def is_needed() -> bool:
@@ -49,9 +23,7 @@ def is_needed() -> bool:
 
 def install() -> None:
     """Makes this process able to run OpenRLHF without flash_attn, as cpu.install does without CUDA."""
-    if _RING_ATTENTION not in sys.modules:
-        sys.modules[_RING_ATTENTION] = sys.modules[__name__]
-        sys.meta_path.insert(0, AfterImport({"openrlhf.models.actor": _register}))
+    patches.ring_attention(sys.modules[__name__], _register)
 
 
 def _register(_: Any) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 
 from ...checkpoints import CheckpointError, name_end_tokens
@@ -26,7 +25,7 @@ from ...sampling import EngineLost
 from ...sampling.ray_engines import RaySampler, results
 from ..engine import Engine, LogProbs, NonFiniteUpdate, RunSpec, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
-from . import universal
+from . import patches, universal
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
 from .output import mark_messages
 from .rank_passes import passes_by_rank
@@ -72,7 +71,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         tokenizer = tokenizer_file.load(pretrain)
         tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.pad_token or tokenizer.eos_token
         super().__init__(strategy, *groups, tokenizer)
-        ppo_trainer.balance_experiences = keep_order  # train_step looks it up as a global
+        patches.balancing(keep_order)
         self.experience_maker = MixedExperienceMaker(
             self.actor_model_group, None, None, self.reference_model_group, self.kl_ctl, strategy, tokenizer
         )

@@ -11,13 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from ..lora import Adapter, gathered
-from . import packed_attention
+from . import packed_attention, patches
 
 if packed_attention.is_needed():  # in a process of vLLM, which is spawned
     packed_attention.install()
@@ -33,8 +32,6 @@ BUCKET = 512 * 2**20  # bytes; a larger parameter has a bucket of its own, becau
 def in_buckets(model: torch.nn.Module, adapter: Adapter | None) -> Iterator[None]:
     """Within this context OpenRLHF's `broadcast_to_vllm` takes a bucket for a parameter, and the buckets for all that
     there are. With LoRA they hold merged weights under the base model's names: vLLM knows no others (issue 991)."""
-    import deepspeed  # not in vLLM's processes
-
     buckets: list[list[tuple[str, Any]]] = []
     room = 0  # bytes, in the last bucket
     for name, weight in adapter.base_parameters() if adapter else model.named_parameters():
@@ -45,10 +42,7 @@ def in_buckets(model: torch.nn.Module, adapter: Adapter | None) -> Iterator[None
         buckets[-1].append((name, weight))
         room -= size
     named = [([name for name, _ in bucket], _Bucket([weight for _, weight in bucket])) for bucket in buckets]
-    with (
-        patch.object(model, "named_parameters", lambda: named),
-        patch.object(deepspeed.zero, "GatheredParameters", lambda parameters, enabled: parameters[0].filled(adapter)),
-    ):
+    with patches.sent_parameters(model, named, lambda bucket: bucket.filled(adapter)):
         yield
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,11 +76,11 @@ class Work:
             answers = self.engine.generate_for(chains, [[1, 2]] * 6, 0.7, 0.9)
             answers += self.engine.generate_for(chains, [[1]] * 6, 0.0, 1.0)
         rollouts = [rollout for group in groups for rollout in group.rollouts] + [r for own in answers for r in own]
-        texts, contexts = [[2, 3, 4], [5, 6]] * 2, [SimpleNamespace(computed=None, last_turn=False) for _ in range(4)]
+        texts, kept = [[2, 3, 4], [5, 6]] * 2, {}  # type: list[list[int]], dict[int, torch.Tensor]
         settings: dict[str, Any] = {"end": [-1], "pad": 0, "max_new_tokens": 5, "temperature": None}
         for _ in range(2):
             with self.here(), self.engine.forward.autocast():
-                new = generated(self.engine.model, texts, turns=contexts, **settings)
+                new = generated(self.engine.model, texts, sessions=range(4), kept=kept, **settings)
             texts = [[*text, *turn.token_ids.tolist(), 3] for text, turn in zip(texts, new, strict=True)]
         return [*(rollout.token_ids.tolist() for rollout in rollouts), *texts]
 

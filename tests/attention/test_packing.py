@@ -33,10 +33,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from exgrpo_orlhf.attention.packing import Packed, Span, Table, packed_batches, repeated_share
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local import forward as forward_module
 from exgrpo_orlhf.engines.local.forward import PolicyForward
-from exgrpo_orlhf.engines.local.packing import Packed, Span, Table, packed_batches, repeated_share
 from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch, Rollout

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from .attention import SHARED, Unfit, is_plain, refuse
+from .implementation import SHARED, Unfit, is_plain, refuse
 from .kv_cache import Reserved, first
 
 LEAST = 2**18  # numbers that a layer's keys of all rows would be as copies; with fewer, copying is as fast

@@ -24,13 +24,14 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from exgrpo_orlhf.attention import implementation, kv_cache, shared_prompt
+from exgrpo_orlhf.attention.implementation import Unfit
+from exgrpo_orlhf.attention.kv_cache import first
+from exgrpo_orlhf.attention.shared_prompt import SharedPromptCache
 from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.rows import ForwardRow
-from exgrpo_orlhf.sampling import attention, batch, kv_cache, shared_prompt
-from exgrpo_orlhf.sampling.attention import Unfit
+from exgrpo_orlhf.sampling import batch
 from exgrpo_orlhf.sampling.batch import Batch
-from exgrpo_orlhf.sampling.kv_cache import first
-from exgrpo_orlhf.sampling.shared_prompt import SharedPromptCache
 
 random_model = partial(engine_builders.random_model, biases=True)
 GROUPED = {**SMALL, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
@@ -171,7 +172,7 @@ def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(
         layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
     ours = assert_as_copied(model, attended, temperature=1.0)
     assert not attended
-    assert implementations.count(attention.SHARED) == 1
+    assert implementations.count(implementation.SHARED) == 1
     assert min(len(tokens) for tokens, _ in ours) == 1
 
 
@@ -209,7 +210,7 @@ def test_the_models_own_attention_is_back_after_every_token_and_every_error():
     model, seen = random_model(CONFIGS["llama"]), []
     model.register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
     responses(model, temperature=1.0)
-    assert {"sdpa", attention.SHARED} == set(seen), "for the prompts, and for the rest"
+    assert {"sdpa", implementation.SHARED} == set(seen), "for the prompts, and for the rest"
     assert model.config._attn_implementation == "sdpa"
 
     def fail(module, args):

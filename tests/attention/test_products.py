@@ -10,9 +10,9 @@ from engine_builders import SMALL
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from exgrpo_orlhf.attention import products
+from exgrpo_orlhf.attention.products import _Linear, use_onednn
 from exgrpo_orlhf.engines.local.placement import load
-from exgrpo_orlhf.objective import products
-from exgrpo_orlhf.objective.products import _Linear, use_onednn
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ within its row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ...sampling.attention import PACKED, Unfit, refuse
-from ..rows import ForwardRow
+from .implementation import PACKED, Unfit, refuse
 
 # On a CPU rows are packed where copies of prompts are at least this share of their tokens, which is about what packing
 # saves. With less, as in runs with long responses or of the chain models (a quarter), they are padded. (Two cores.)
@@ -32,7 +31,23 @@ WORTHWHILE = 1 / 3
 SHORTEST = 0.75  # of a table's longest span: the rest of the table is padding
 
 
-def by_prompt(rows: Sequence[ForwardRow]) -> list[list[int]]:
+class PackedRow(Protocol):
+    """prompt: token ids (P,); response: int32 (T,); actions: bool (T,), of the tokens that are measured, or None: all.
+    Its length is P + T."""
+
+    @property
+    def prompt(self) -> Sequence[int]: ...
+
+    @property
+    def response(self) -> npt.NDArray[np.int32]: ...
+
+    @property
+    def actions(self) -> npt.NDArray[np.bool_] | None: ...
+
+    def __len__(self) -> int: ...
+
+
+def by_prompt(rows: Sequence[PackedRow]) -> list[list[int]]:
     """Positions of the rows of each distinct prompt; within a prompt the longest response first."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
@@ -40,13 +55,13 @@ def by_prompt(rows: Sequence[ForwardRow]) -> list[list[int]]:
     return [sorted(group, key=lambda i: (-len(rows[i].response), i)) for group in groups.values()]
 
 
-def repeated_share(rows: Sequence[ForwardRow]) -> float:
+def repeated_share(rows: Sequence[PackedRow]) -> float:
     """The share of the rows' tokens that are in second and later copies of a prompt."""
     repeated = sum((len(group) - 1) * len(rows[group[0]].prompt) for group in by_prompt(rows))
     return repeated / max(1, sum(map(len, rows)))
 
 
-def packed_batches(rows: Sequence[ForwardRow], token_budget: int) -> Iterator[list[int]]:
+def packed_batches(rows: Sequence[PackedRow], token_budget: int) -> Iterator[list[int]]:
     """Positions of rows in batches of at most `token_budget` packed tokens, rows of a prompt together, longest first.
 
     A single row may exceed the budget. A prompt whose rows are cut is computed once in each of their batches.
@@ -143,7 +158,7 @@ class Packed:
     mask: (1, 1, N, N), for the model, which then makes none of its own: `attention` does not read it
     """
 
-    def __init__(self, rows: Sequence[ForwardRow], device: torch.device, one_call: bool = False) -> None:
+    def __init__(self, rows: Sequence[PackedRow], device: torch.device, one_call: bool = False) -> None:
         ids: list[npt.NDArray[np.int64]] = []
         positions: list[npt.NDArray[np.int64]] = []
         predicts: dict[int, npt.NDArray[np.int64]] = {}
