@@ -8,7 +8,7 @@ import sys
 import pytest
 from run_builders import ROOT
 
-BELOW = {"..records", "..rounding", "..checks", "..io.files", "..io.lazy"}
+BELOW = {"..records", "..rounding", "..checks", "..io.files", "..io.lazy", "..attention.products"}
 
 
 def test_no_file_of_the_library_is_long():

@@ -53,6 +53,16 @@ def find(file: str | Path, included_by: str | None) -> Path:
     )
 
 
+def find_named(names: Sequence[str | Path]) -> list[Path]:
+    """The files of a command. Raises ConfigError for two layouts of OpenRLHF: what the later one leaves to openrlhf.gin
+    would be the other's."""
+    files = [find(name, None) for name in names]
+    layouts = [file for file in files if file.parent == GIN_FOLDER / "engines" and file.stem.startswith("openrlhf")]
+    if len(names := [name_of(file) for file in dict.fromkeys(layouts)]) > 1:
+        raise ConfigError(f"{' and '.join(names)} are layouts of OpenRLHF, and a run has one: leave out all but one")
+    return files
+
+
 def includes(path: Path, classes: tuple[str, ...], trail: tuple[Path, ...] = ()) -> list[Path]:
     """All files that a file includes, at any depth, each after the files it includes itself."""
     if path in trail:

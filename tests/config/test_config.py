@@ -67,7 +67,8 @@ def test_every_gin_file_builds_an_experiment_with_what_it_states(name):
 
 def test_base_does_not_repeat_a_default_of_a_class():
     defaults = config.all_settings()
-    assert [key for key, value in stated("base.gin").items() if defaults[key] == value] == []
+    same = {key: value for key, value in stated("base.gin").items() if defaults[key] == value}
+    assert same.keys() == {"ReplayMixer.injection", "ReplayMixer.store_rule"}  # by reference, to be bound themselves
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
@@ -263,6 +264,15 @@ def test_a_spawned_process_gets_the_objects_not_pythons_defaults():
     assert (float(rho), float(beta), int(seed), digest) == (0.125, 0.7, 4, experiment.config_hash)
     assert float(drawn) == experiment.mixer.rng.random()
     assert gin_imported == "False"
+
+
+def test_two_layouts_of_openrlhf_in_one_command_are_refused():
+    first, second = "engines/openrlhf_1gpu.gin", "engines/openrlhf_8gpu.gin"
+    with pytest.raises(
+        config.ConfigError, match=f"{first} and gin/{second} are layouts of OpenRLHF, and a run has one"
+    ):
+        config.load(["base.gin", first, second])
+    config.load(["base.gin", first, first])
 
 
 def test_only_config_and_gin_files_import_gin():

@@ -168,7 +168,7 @@ REFUSED = {
         ),
         (
             dict(kind="chain_steps", success_at=0.5),
-            "success_at = 0.5 is read by the kinds function, reasoning_gym, http",
+            "success_at = 0.5 is read by the kinds function, http, reasoning_gym",
         ),
         (dict(kind="http", url=("http://a/b", 3)), r"url takes str \| tuple\[str, \.\.\.\] \| None, got"),
         (dict(url="http://a/b"), r"url .* got \['http://a/b'\] with Verifier\.kind = 'exact'"),
