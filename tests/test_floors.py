@@ -100,7 +100,8 @@ def test_a_room_imports_what_the_table_allows(name):
 
 
 def _circle(graph: dict[str, set[str]]) -> set[str]:
-    """Nodes that lie on circles: what is left when those that import nothing left are taken away, again and again."""
+    """Nodes that lie on circles or import such: what is left when those that import nothing left are taken away, again
+    and again."""
     left = dict(graph)
     while done := [name for name, imported in left.items() if not imported & left.keys()]:
         for name in done:
