@@ -58,8 +58,8 @@ def find_named(names: Sequence[str | Path]) -> list[Path]:
     would be the other's."""
     files = [find(name, None) for name in names]
     layouts = [file for file in files if file.parent == GIN_FOLDER / "engines" and file.stem.startswith("openrlhf")]
-    if len(names := [name_of(file) for file in dict.fromkeys(layouts)]) > 1:
-        raise ConfigError(f"{' and '.join(names)} are layouts of OpenRLHF, and a run has one: leave out all but one")
+    if len(different := dict.fromkeys(map(name_of, layouts))) > 1:
+        raise ConfigError(f"{' and '.join(different)} are layouts of OpenRLHF, and a run has one: leave out all but one")
     return files
 
 

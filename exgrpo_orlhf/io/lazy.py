@@ -19,6 +19,8 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            return getattr(importlib.import_module(self._name), attribute)
+            value = getattr(importlib.import_module(self._name), attribute)
+            setattr(self, attribute, value)  # found at once from now on: an update reads torch's names a thousand times
+            return value
 
     torch, transformers = _Lazy("torch"), _Lazy("transformers")

@@ -48,9 +48,9 @@ def as_in_other_readers(value: Any) -> Any:
     return float(value) if isinstance(value, float) else value
 
 
-def in_format(grade: Grade, name: str | None, written: Written) -> Grade:
+def in_format(grade: Grade, name: str, written: Written) -> Grade:
     """The grade, with a reward of at most 0 for a response that lacks the format. name: as `Verifier.format`"""
-    if grade.reward is None or name is None or FORMATS[name](written):
+    if grade.reward is None or FORMATS[name](written):
         return grade
     return replace(grade, verdict="wrong" if grade.correct else grade.verdict, reward=min(0.0, grade.reward))
 

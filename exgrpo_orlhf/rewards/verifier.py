@@ -188,7 +188,7 @@ class Verifier:
         for i, (_, written) in enumerate(next(iter(answers.values())).pairs):
             by_name = {name: column[i] for name, column in columns.items()}
             grade = weighted_sum(by_name, weights, self.success_by) if weights else by_name[self.kind]
-            grades.append(in_format(grade, self.format, written))
+            grades.append(grade if self.format is None else in_format(grade, self.format, written))
         return grades
 
     def check_questions(self, questions: Iterable[Question]) -> None:
@@ -310,8 +310,10 @@ class Verifier:
 
     def metrics(self, groups: Iterable[RolloutGroup], max_tokens: int) -> dict[str, float]:
         """Of the fresh rollouts of a step, where `overlong_share` is set: their mean penalty."""
+        if self.overlong_share is None:
+            return {}
         penalties = [self.overlong_penalty(one.length, max_tokens) for group in groups for one in group.rollouts]
-        return {} if self.overlong_share is None else {"reward/overlong_penalty": mean(penalties)}
+        return {"reward/overlong_penalty": mean(penalties)}
 
     def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 1)) -> Answer:
         """What a grader gets. A gold is text where text is compared, and as it is for a user's own grader."""
