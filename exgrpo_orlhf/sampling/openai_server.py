@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import queue
 import random
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Literal
 
 import httpx
@@ -15,17 +20,18 @@ from ..io.redaction import without_password
 from ..records import Rollout
 from ..rewards.protocol import warn_once
 from ..rewards.server import address_fault, error_text
-from .queued import StreamSampler
-from .request import EngineLost, Request, ServedRollout
+from .queued import QueuedSampler
+from .request import POLL, EngineLost, Request, ServedRollout
 
 _SEEDS = 2**31  # seeds below this are accepted by all servers
 _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 _TIMEOUT = 600.0  # seconds for one response
 _RETRIES = 5  # further attempts after the first
 _LONGEST_WAIT = 60.0  # seconds before a further attempt, unless the server asks for more
+_LAST_WORDS = 10.0  # seconds for cancelled requests to tell the server
 
 
-class ServerSampler(StreamSampler):
+class ServerSampler(QueuedSampler):
     """Sends `concurrency` requests at a time, and tries again if the server is overloaded or the connection breaks.
 
     api 'completions' sends the prompt's token ids, so the server starts from the same tokens as every other engine and
@@ -36,8 +42,13 @@ class ServerSampler(StreamSampler):
     protocol lacks: else they come from the model's generation config. Another server must be set up without them. Nor
     has the protocol token ids that end a response: with 'completions' those of `Request.end` go to vLLM and SGLang.
     These two are told to leave special tokens in the text, which the tags of a thought may be.
+
+    Requests are in an event loop with its own thread. It runs until `close`, because the client's connections belong to
+    the loop that opened them. A failure is raised after the responses that arrived before it; from then on no request
+    is begun.
     """
 
+    together = 256
     reproducible = (
         "a server at most accepts the seed: its version, and the other requests it computes, can change responses"
     )
@@ -67,7 +78,17 @@ class ServerSampler(StreamSampler):
             timeout=httpx.Timeout(_TIMEOUT, connect=30.0),
             limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
         )
-        super().__init__()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._free, self._under_way = asyncio.Semaphore(self.at_once), 0
+        self._failed = threading.Event()  # of the requests since the last `_cancel`
+        self._done: queue.SimpleQueue[Future[list[Rollout]]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def _live(self) -> None:
+        with self._runner:  # however the loop ends, what is left in it is cancelled: nobody waits for it in vain
+            self._loop.run_forever()
 
     def check_server(self) -> None:
         """Raises EngineLost unless the server answers and has the model."""
@@ -89,6 +110,44 @@ class ServerSampler(StreamSampler):
         if models[self.model].get("owned_by") in ("vllm", "sglang"):
             self._filters = {**_PENALTIES, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
             self._knows_tokens = True
+
+    async def _answers(self, request: Request, seed: int, failed: threading.Event) -> list[Rollout]:
+        async with self._free:
+            if failed.is_set():
+                await asyncio.Event().wait()  # until it is cancelled: the caller learns of the failure a moment later
+            self._under_way += 1
+            try:
+                return [await self._answer(request, seed + k) for k in range(request.n)]
+            except Exception:  # and not where it is cancelled
+                failed.set()
+                raise
+            finally:
+                self._under_way -= 1
+
+    def _send(self, request: Request, seed: int) -> Any:
+        future = asyncio.run_coroutine_threadsafe(self._answers(request, seed, self._failed), self._loop)
+        future.add_done_callback(self._done.put)
+        return future
+
+    def _arrived(self, pending: Mapping[Any, tuple[int, Request]], wait: bool) -> list[tuple[Any, list[Rollout]]]:
+        arrived: list[tuple[Any, list[Rollout]]] = []
+        with suppress(queue.Empty):
+            while True:
+                future = self._done.get(timeout=0 if arrived else None if wait else POLL)
+                if arrived and future in pending and future.exception():
+                    self._done.put(future)
+                    break
+                if future in pending:  # and not of a generator that was closed
+                    arrived.append((future, future.result()))
+        return arrived
+
+    def _cancel(self, handles: Collection[Any]) -> None:
+        for future in handles:
+            future.cancel()
+        self._failed = threading.Event()
+        end = time.monotonic() + _LAST_WORDS
+        while handles and self._under_way and time.monotonic() < end:
+            time.sleep(POLL)
 
     async def _answer(self, request: Request, seed: int) -> Rollout:
         body = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p")}
@@ -183,7 +242,9 @@ class ServerSampler(StreamSampler):
     def close(self) -> None:
         if not self._client.is_closed:
             asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
-            super().close()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
 
 
 def _message(answer: httpx.Response) -> str:

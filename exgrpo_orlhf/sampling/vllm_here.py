@@ -48,7 +48,7 @@ class VllmSampler(QueuedSampler):
 
         Raises EngineLost if vLLM is not installed, or cannot run the model.
         """
-        arguments = settings(memory, "bind LocalEngine.sampler = 'loop'")
+        arguments = settings(memory)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process: weights are copied, not sent
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # the threads are the trainer's too
         from vllm import EngineArgs, LLMEngine

@@ -21,14 +21,13 @@ _CPU = {
 _CPU_CACHE_BYTES = 256 * 2**20  # for keys and values; by default vLLM takes a share of the machine's memory
 
 
-def settings(memory: float, or_else: str) -> dict[str, Any]:
+def settings(memory: float) -> dict[str, Any]:
     """Prepare this process for vLLM's first import. Returns arguments of its engines: for all, and those for a CPU.
 
-    memory: share of each GPU's memory; or_else: what a user without vLLM can take
-    Raises EngineLost if vLLM is not installed.
+    memory: share of each GPU's memory. Raises EngineLost if vLLM is not installed.
     """
     if find_spec("vllm") is None:
-        raise EngineLost(f"vLLM is not installed: pip install -e '.[vllm]', or {or_else}")
+        raise EngineLost("vLLM is not installed: pip install -e '.[vllm]', or bind LocalEngine.sampler = 'loop'")
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     from vllm.platforms import current_platform
