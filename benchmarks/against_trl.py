@@ -34,7 +34,7 @@ from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
 from exgrpo_orlhf.engines.local.forward import ForwardRow
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.objective import TokenBatch
@@ -55,8 +55,7 @@ class Ours:
 
     def __init__(self, experiment: Experiment, model_path: Path) -> None:
         self.experiment = experiment
-        parts = experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts
-        self.engine = TorchEngine(*parts, model_path=model_path)
+        self.engine = TorchEngine(LocalParts.of(experiment), model_path=model_path)
         self.questions = experiment.questions.load()
         self.steps = self.tokens = 0
 

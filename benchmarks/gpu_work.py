@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -70,7 +70,8 @@ class Work(NamedTuple):
         tokens, device = self.size.tokens, device or self.device
         settings = LocalEngine(device=device, dtype=dtype, micro_batch_tokens=tokens, **LOOP)  # type: ignore[arg-type]
         sampling, prompts = Sampling(max_response_tokens=response), Prompts(max_tokens=prompt)
-        return TorchEngine(settings, Optimizer(), sampling, prompts, model_path=model or self.folder, **more)
+        parts = LocalParts(settings, Optimizer(), sampling, prompts)
+        return TorchEngine(parts, model_path=model or self.folder, **more)
 
     def make_model(self) -> None:
         """A random Qwen2 whose weights bfloat16 holds exactly: what differs later is the arithmetic."""

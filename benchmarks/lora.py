@@ -32,7 +32,7 @@ import torch
 from command_line import TINY, finish, make_parser
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.records import MixedBatch, Row
 from exgrpo_orlhf.replay import Plan
@@ -50,9 +50,7 @@ def load(small: bool) -> Experiment:
 
 
 def make_engine(experiment: Experiment, lora: LoRA) -> TorchEngine:
-    assert experiment.local is not None
-    parts = experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts
-    return TorchEngine(*parts, lora, model_path=experiment.model.prepare())
+    return TorchEngine(replace(LocalParts.of(experiment), lora=lora), model_path=experiment.model.prepare())
 
 
 def batch(engine: TorchEngine, experiment: Experiment, questions: int) -> MixedBatch:

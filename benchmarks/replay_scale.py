@@ -38,6 +38,7 @@ from exgrpo_orlhf.replay import (
     RetirementPolicy,
     snapshot,
 )
+from exgrpo_orlhf.replay.mixer import MixerParts
 
 B, K, STORED = 128, 8, 4
 GOAL_RATIO, GOAL_GROWTH, GOAL_BYTES = 10.0, 2.0, 9.0
@@ -56,10 +57,8 @@ class Load:
         self.questions = [Question(f"{i:032x}", "p", "a", "benchmark") for i in range(questions)]
         self.fresh = FreshQuestions(self.questions, np.random.default_rng(1))
         self.buffer = ReplayBuffer(RetirementPolicy(at_accuracy=None), per_question=STORED)
-        self.mixer = ReplayMixer(
-            QuestionSampler(), DifficultyBuckets(), group_size=K, questions_per_step=B, rng=self.rng,
-            start_at_accuracy=None,
-        )  # fmt: skip
+        parts = MixerParts(QuestionSampler(), DifficultyBuckets(), K, B, self.rng)
+        self.mixer = ReplayMixer(parts, start_at_accuracy=None)
         pool = self.rng.integers(0, 150_000, (1024, length), dtype=np.int32)
         self.pool = [(ids, self.rng.normal(-1, 0.5, length).astype(np.float32)) for ids in pool]
         for i, question in enumerate(self.questions):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 
@@ -15,6 +16,21 @@ def test_no_file_of_the_library_is_long():
     """One idea a file."""
     lengths = {path: len(path.read_text().split("\n")) for path in (ROOT / "exgrpo_orlhf").rglob("*.py")}
     assert {str(path): n for path, n in lengths.items() if n > 360} == {}
+
+
+def test_no_function_is_long_or_has_many_parameters():
+    """self and cls are none; the settings of a class are its fields."""
+    paths = [path for folder in ("exgrpo_orlhf", "scripts", "evals") for path in (ROOT / folder).rglob("*.py")]
+    long, wide = [], []
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{path.relative_to(ROOT)}: {node.name}"
+                names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                long += [name] * (node.end_lineno - node.lineno >= 60)
+                wide += [name] * (len({*names} - {"self", "cls"}) > 7)
+    assert long == []
+    assert wide == ["exgrpo_orlhf/engines/openrlhf/policy_loss.py: forward"]  # OpenRLHF's signature
 
 
 @pytest.mark.parametrize(("room", "libraries"), [("replay", {"numpy", "pyarrow"}), ("objective", {"numpy", "torch"})])

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import mannwhitneyu
 
-from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.records import Question, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import Plan, snapshot
@@ -51,7 +51,7 @@ def engine(experiment: Experiment, weights: Path | None = None) -> TorchEngine:
     if experiment.local is None:
         raise ValueError("lucky guesses are measured on the local engine: train.engine must be 'local'")
     return TorchEngine(
-        *(experiment.local, experiment.optimizer, experiment.sampling, experiment.prompts),
+        LocalParts.of(experiment),
         model_path=experiment.model.prepare(),
         weights_path=weights,
         seed=experiment.settings.seed,

@@ -42,6 +42,7 @@ from ..questions.test_sets import sets_of
 from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
 from ..replay.dynamic_sampling import DynamicSampling
 from ..replay.injection import Beside, InPlace, LateInjection, UnlessSolved
+from ..replay.mixer import MixerParts
 from ..replay.store_rule import AboveMean, AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
 from ..settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, Work
@@ -79,14 +80,20 @@ BASE, TOY = GIN_FOLDER / "base.gin", GIN_FOLDER / "toy.gin"
 _BINDS_A_TASK = re.compile(r"^\s*(Work\.(model|questions)|PretrainedModel\.path|QuestionFile\.path)\s*=", re.M)
 # Parameters that only the program can supply.
 _SUPPLIED = {
-    "ReplayBuffer": ["retirement", "group_size"],
-    "ReplayMixer": ["sampler", "buckets", "group_size", "questions_per_step", "rng"],
+    "ReplayBuffer": ["retirement"],
+    "ReplayMixer": ["parts"],
 }
 _GIN: dict[str, Callable[..., Any]] = {
     name: gin.external_configurable(target, name=name, module="exgrpo", denylist=_SUPPLIED.get(name))
     for name, target in _TARGETS.items()
 }
 _NAMES = tuple(_GIN)
+# Of an experiment, the fields that are objects of one class without arguments.
+_PARTS = {
+    **{"prompts": "Prompts", "sampling": "Sampling", "optimizer": "Optimizer", "verifier": "Verifier"},
+    **{"selector": "TrajectorySelector", "dynamic_sampling": "DynamicSampling", "advantages": "GroupAdvantages"},
+    **{"loss": "MixedPolicyLoss", "evaluation": "Evaluation", "tracking": "Tracking", "fresh": "FreshSampler"},
+}
 # Of the verifier and of retirement: settings that do nothing where another one is None.
 _NEEDS = {"tries": "url", "times_in_a_row": "at_accuracy", "revisited_share": "revisits_every"}
 
@@ -210,49 +217,11 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
     settings = _make("train")
     work = _make("Work")
     replay_rng, fresh_rng = (np.random.default_rng(np.random.SeedSequence([settings.seed, i])) for i in (1, 2))
-    mixer = _make(
-        "ReplayMixer",
-        _make("QuestionSampler"),
-        _make("DifficultyBuckets"),
-        group_size=settings.group_size,
-        questions_per_step=settings.questions_per_step,
-        rng=replay_rng,
-    )
+    sampler, buckets = _make("QuestionSampler"), _make("DifficultyBuckets")
+    parts = MixerParts(sampler, buckets, settings.group_size, settings.questions_per_step, replay_rng)
+    mixer = _make("ReplayMixer", parts)
     _warn_of_no_effect(mixer, made_at)
-    built = {
-        "prompts": _make("Prompts"),
-        "sampling": _make("Sampling"),
-        "optimizer": _make("Optimizer"),
-        "verifier": _make("Verifier"),
-        "selector": _make("TrajectorySelector"),
-        "dynamic_sampling": _make("DynamicSampling"),
-        "buffer": _make("ReplayBuffer", _make("RetirementPolicy"), group_size=settings.group_size),
-        "advantages": _make("GroupAdvantages"),
-        "loss": _make("MixedPolicyLoss"),
-        "evaluation": _make("Evaluation"),
-        "tracking": _make("Tracking"),
-        "fresh": _make("FreshSampler"),
-    }
-    evaluation = built["evaluation"]
-    if evaluation.temperature == 0 and evaluation.top_p < 1:
-        log.warning("Evaluation.top_p = %r has no effect: Evaluation.temperature = 0 is greedy", evaluation.top_p)
-    if (suite := evaluation.disjoint_from) is not None:
-        sets_of(suite)  # said now if there is no such suite, not after the model is made
-    for part in (built["verifier"], built["buffer"].retirement):
-        for field, needed in _NEEDS.items():
-            setting, value = f"{type(part).__name__}.{field}", getattr(part, field, None)
-            if setting in made_at and getattr(part, needed) is None and value != getattr(type(part), field):
-                log.warning("%s has no effect (%s): %s is None", setting, made_at[setting], needed)
-    # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
-    local = settings.engine == "local"
-    built |= {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
-    # Nor what is bound of LoRA, or of an environment, where there is none: such a run's identity stays what it was.
-    for name, target, switch in (("lora", LoRA, "rank"), ("environment", Environment, "path")):
-        on = gin.get_bindings(f"exgrpo.{target.__name__}", resolve_references=False).get(switch) is not None
-        built[name] = _make(target.__name__) if on else target()
-        for binding, where in made_at.items():
-            if not on and binding.startswith(f"{target.__name__}.") and binding != f"{target.__name__}.{switch}":
-                log.warning("%s has no effect (%s): %s.%s is None", binding, where, target.__name__, switch)
+    built = _common_parts(made_at) | _optional_parts(settings.engine, made_at)
     redact()
     text = gin.operative_config_str()
     params = flatten(text)
@@ -274,6 +243,38 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
         defaults=all_settings(),
         **built,
     )
+
+
+def _common_parts(made_at: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of an experiment whose classes every run has, but for its work and its mixer."""
+    built = {field: _make(name) for field, name in _PARTS.items()}
+    built["buffer"] = _make("ReplayBuffer", _make("RetirementPolicy"))
+    evaluation = built["evaluation"]
+    if evaluation.temperature == 0 and evaluation.top_p < 1:
+        log.warning("Evaluation.top_p = %r has no effect: Evaluation.temperature = 0 is greedy", evaluation.top_p)
+    if (suite := evaluation.disjoint_from) is not None:
+        sets_of(suite)  # said now if there is no such suite, not after the model is made
+    for part in (built["verifier"], built["buffer"].retirement):
+        for field, needed in _NEEDS.items():
+            setting, value = f"{type(part).__name__}.{field}", getattr(part, field, None)
+            if setting in made_at and getattr(part, needed) is None and value != getattr(type(part), field):
+                log.warning("%s has no effect (%s): %s is None", setting, made_at[setting], needed)
+    return built
+
+
+def _optional_parts(engine: str, made_at: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of an experiment that depend on what is switched on: engine, LoRA, environment."""
+    # Only the engine that runs: what is bound of the other one neither counts nor can be wrong.
+    local = engine == "local"
+    built = {"local": _make("LocalEngine") if local else None, "openrlhf": None if local else _make("OpenRLHF")}
+    # Nor what is bound of LoRA, or of an environment, where there is none: such a run's identity stays what it was.
+    for name, target, switch in (("lora", LoRA, "rank"), ("environment", Environment, "path")):
+        on = gin.get_bindings(f"exgrpo.{target.__name__}", resolve_references=False).get(switch) is not None
+        built[name] = _make(target.__name__) if on else target()
+        for binding, where in made_at.items():
+            if not on and binding.startswith(f"{target.__name__}.") and binding != f"{target.__name__}.{switch}":
+                log.warning("%s has no effect (%s): %s.%s is None", binding, where, target.__name__, switch)
+    return built
 
 
 def overrides_as_bound(overrides: Sequence[str]) -> list[str]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..io.files import replacing, sha256, write
+from ..records import Question
 from .catalogue import PublicSet
 from .conversions import own_system, verl_messages
 from .hub import commit, load_table
@@ -36,47 +37,16 @@ def prepare(
     drop_system: leave out the system messages of the set's own rows
     Returns a line for the user, and whether the file was made. Raises ValueError that says why, and the fix.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     previous = read_manifest(out).get(public.name)
     path = out / f"{public.name}.parquet"
     layout = WITH_SYSTEM if public.convert is verl_messages and not drop_system else LAYOUT
     if previous and _is_current(previous, path, public, layout):
         return f"{previous['rows']:,} rows, as in {MANIFEST}: nothing to do", False
 
-    bound_revision = public.revision or (previous or {}).get("revision")
-    if copies:
-        folder = copies / public.id
-        if not folder.is_dir():
-            raise ValueError(
-                f"{folder}: no such folder; copy the set there: hf download --repo-type dataset {public.id} "
-                f"--local-dir {folder}" + (f" --revision {bound_revision}" if bound_revision else "")
-            )
-        where, revision = str(folder), None
-    else:
-        where, revision = public.id, commit(public.id, bound_revision, _CATALOGUE)
-    table = load_table(where, public.subset, public.split, revision, _CATALOGUE)
-    names = table.column_names
-    if missing := [column for column in public.convert.columns if column not in names]:
-        raise ValueError(
-            f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are {', '.join(names)}: it has "
-            f"changed since its entry {public.name!r} in {_CATALOGUE} was written; fix the entry, or pin an earlier "
-            "revision there"
-        )
-    low, high = public.rows
-    if not low <= len(table) <= high and not any_rows:
-        raise ValueError(
-            f"{public.id}, split {public.split!r}, has {len(table):,} rows, and {public.rows_text} are expected: the "
-            f"set has changed, or the copy is incomplete; look at it, then accept it with --any-rows"
-        )
+    where, revision = _place(public, copies, public.revision or (previous or {}).get("revision"))
+    table = _checked_table(public, where, revision, any_rows)
     rows, dropped = convert(public, table.select_columns(list(public.convert.columns)), drop_system)
-    with replacing(path) as partial:
-        pq.write_table(pa.Table.from_pylist(rows), partial)
-        try:
-            questions = QuestionFile(str(partial)).load()  # raises unless the file is a question set
-        except ValueError as error:
-            raise ValueError(f"{public.id}, by the entry {public.name!r} in {_CATALOGUE}: {error}") from error
+    questions = _written(public, rows, path)
     entry = {
         "file": path.name,
         "role": public.role,
@@ -97,6 +67,51 @@ def prepare(
     write(out / MANIFEST, json.dumps(dict(sorted(manifest.items())), indent=2, ensure_ascii=False) + "\n")
     lost = "".join(f", {count} {why}" for why, count in dropped.items())
     return f"{len(table):,} rows, {len(questions):,} distinct questions{lost} → {path} ({public.licence})", True
+
+
+def _place(public: PublicSet, copies: Path | None, bound_revision: str | None) -> tuple[str, str | None]:
+    """The folder of the set's copy without a revision, or its name on the hub and the commit."""
+    if copies:
+        folder = copies / public.id
+        if not folder.is_dir():
+            raise ValueError(
+                f"{folder}: no such folder; copy the set there: hf download --repo-type dataset {public.id} "
+                f"--local-dir {folder}" + (f" --revision {bound_revision}" if bound_revision else "")
+            )
+        return str(folder), None
+    return public.id, commit(public.id, bound_revision, _CATALOGUE)
+
+
+def _checked_table(public: PublicSet, where: str, revision: str | None, any_rows: bool) -> Any:
+    """The set's table, with the columns and the number of rows that its entry in the catalogue expects."""
+    table = load_table(where, public.subset, public.split, revision, _CATALOGUE)
+    names = table.column_names
+    if missing := [column for column in public.convert.columns if column not in names]:
+        raise ValueError(
+            f"{public.id} has no column {' and no '.join(map(repr, missing))}, there are {', '.join(names)}: it has "
+            f"changed since its entry {public.name!r} in {_CATALOGUE} was written; fix the entry, or pin an earlier "
+            "revision there"
+        )
+    low, high = public.rows
+    if not low <= len(table) <= high and not any_rows:
+        raise ValueError(
+            f"{public.id}, split {public.split!r}, has {len(table):,} rows, and {public.rows_text} are expected: the "
+            f"set has changed, or the copy is incomplete; look at it, then accept it with --any-rows"
+        )
+    return table
+
+
+def _written(public: PublicSet, rows: Sequence[Mapping[str, Any]], path: Path) -> list[Question]:
+    """The questions of the file of these rows, which is written only if it is a question set."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with replacing(path) as partial:
+        pq.write_table(pa.Table.from_pylist(rows), partial)
+        try:
+            return QuestionFile(str(partial)).load()
+        except ValueError as error:
+            raise ValueError(f"{public.id}, by the entry {public.name!r} in {_CATALOGUE}: {error}") from error
 
 
 def convert(

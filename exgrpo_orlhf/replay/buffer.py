@@ -55,15 +55,13 @@ class ReplayBuffer:
         replays_unsolved: bool = False,
         counts_stored: bool = False,
         difficulty: Literal["accuracy", "reward_spread"] = "accuracy",
-        group_size: int = 8,
     ) -> None:
-        """group_size: K, of the levels of 'reward_spread'. Raises ValueError for a limit below 1, or another
-        difficulty."""
+        """Raises ValueError for a limit below 1, or another difficulty."""
         check_settings(ReplayBuffer, locals())
         self.retirement = retirement
         self.per_question, self.max_age, self.max_bytes = per_question, max_age, max_bytes
         self.replays_unsolved, self.counts_stored = replays_unsolved, counts_stored
-        self.by_spread, self.group_size = difficulty == "reward_spread", group_size
+        self.by_spread = difficulty == "reward_spread"
         # To be read; changed by the methods below alone.
         self.records: dict[str, QuestionRecord] = {}
         self.retired: dict[str, int] = {}  # question id → step at which it retired, in that order
@@ -142,14 +140,15 @@ class ReplayBuffer:
             self._return(question_id)
         return chosen
 
-    def observe(self, groups: Iterable[RolloutGroup], step: int) -> None:
+    def observe(self, groups: Iterable[RolloutGroup], step: int, group_size: int = 8) -> None:
         """Record each group's accuracy as the latest one of its question, 0 included, and retire the mastered.
 
         A group too few of whose rollouts could be graded leaves its question's record as it is.
+        group_size: K, of the levels of 'reward_spread'
         """
         measured = [(group, accuracy) for group in groups if (accuracy := group.accuracy) is not None]
         self.changes.spreads = {group.question.id: group.spread for group, _ in measured if self.by_spread}
-        spreads = spread_levels(self.changes.spreads, self.group_size)
+        spreads = spread_levels(self.changes.spreads, group_size)
         for group, accuracy in measured:
             question_id = group.question.id
             if self.counts_stored and group.planned_replay:

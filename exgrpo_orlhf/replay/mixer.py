@@ -7,6 +7,7 @@ experience in `store_rule.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from .plan import FreshSource, Plan
 from .replay_share import ReplayShare
 from .sampling import QuestionSampler
 from .selection import Choice
-from .store_rule import Floats, StoreRule, Successes
+from .store_rule import Floats, Successes
 
 PAPER_INJECTION, PAPER_RULE = Beside(), Successes()
 
@@ -34,6 +35,18 @@ class Advantages(Protocol):
     def of_several(self, rewards: npt.NDArray[np.float64], weights: Sequence[float]) -> Any: ...
 
 
+@dataclass(frozen=True)
+class MixerParts:
+    """What the program supplies to a mixer. group_size: K; questions_per_step: B"""
+
+    sampler: QuestionSampler
+    buckets: DifficultyBuckets
+    group_size: int
+    questions_per_step: int
+    rng: np.random.Generator
+
+
+@dataclass(eq=False)
 class ReplayMixer:
     """ρ, its schedule and the delayed start.
 
@@ -52,49 +65,41 @@ class ReplayMixer:
         (`Work.experience`) is replayed as it is
     """
 
-    def __init__(
-        self,
-        sampler: QuestionSampler,
-        buckets: DifficultyBuckets,
-        *,
-        group_size: int,
-        questions_per_step: int,
-        rng: np.random.Generator,
-        rho: Share = 0.5,
-        rho_end: Share | None = None,
-        rho_steps: Count | None = None,
-        start_at_accuracy: ShareBelowOne | None = 0.35,
-        injection: Annotated[Any, reference("stored_for", "@Beside()")] = PAPER_INJECTION,
-        store_rule: Annotated[Any, reference("experience", "@Successes()")] = PAPER_RULE,
-        collects: bool = True,
-    ) -> None:
+    parts: InitVar[MixerParts]
+    _: KW_ONLY
+    rho: Share = 0.5
+    rho_end: Share | None = None
+    rho_steps: Count | None = None
+    start_at_accuracy: ShareBelowOne | None = 0.35
+    injection: Annotated[Any, reference("stored_for", "@Beside()")] = PAPER_INJECTION
+    store_rule: Annotated[Any, reference("experience", "@Successes()")] = PAPER_RULE
+    collects: bool = True
+
+    def __post_init__(self, parts: MixerParts) -> None:
         """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse, a ρ above 0 that
         replays no question or that the injection plans none for, Beside.rollouts outside [1, K−1], or μ above K success
         counts."""
-        check_settings(ReplayMixer, locals())
-        self.share = ReplayShare(rho, rho_end, rho_steps, start_at_accuracy)
-        self.injection: Injection = injection
-        self.store_rule: StoreRule = store_rule
-        self.rollouts_per_replayed = self.injection.fresh_rollouts(group_size)
-        largest = self.share.largest
+        check_settings(ReplayMixer, vars(self))
+        self.sampler, self.buckets, self.rng = parts.sampler, parts.buckets, parts.rng
+        self.group_size, self.questions_per_step = parts.group_size, parts.questions_per_step
+        self.share = ReplayShare(self.rho, self.rho_end, self.rho_steps, self.start_at_accuracy)
+        self.rollouts_per_replayed: int = self.injection.fresh_rollouts(self.group_size)
+        largest, count = self.share.largest, self.questions_per_step
         require(
-            largest == 0 or largest * questions_per_step >= 1,
-            f"ReplayMixer.rho · train.questions_per_step = {float(largest * questions_per_step):g} is rounded down to "
+            largest == 0 or largest * count >= 1,
+            f"ReplayMixer.rho · train.questions_per_step = {float(largest * count):g} is rounded down to "
             "0: no question would ever be replayed; raise one of them, or bind 0",
         )
         require(
             self.injection.plans or largest == 0,
-            f"ReplayMixer.injection = {injection} plans no question for replay: ReplayMixer.rho must be 0 and "
-            f"ReplayMixer.rho_end 0 or None, got {rho!r} and {rho_end!r}; @UnlessSolved() with UnlessSolved.late = "
-            "@LateInjection() does both",
+            f"ReplayMixer.injection = {self.injection} plans no question for replay: ReplayMixer.rho must be 0 and "
+            f"ReplayMixer.rho_end 0 or None, got {self.rho!r} and {self.rho_end!r}; @UnlessSolved() with "
+            "UnlessSolved.late = @LateInjection() does both",
         )
         require(
-            sampler.unit == "accuracy" or sampler.mu <= group_size,
-            f"QuestionSampler.mu must lie in [0, K] = [0, {group_size}] successes, got {sampler.mu!r}",
+            self.sampler.unit == "accuracy" or self.sampler.mu <= self.group_size,
+            f"QuestionSampler.mu must lie in [0, K] = [0, {self.group_size}] successes, got {self.sampler.mu!r}",
         )
-        self.sampler, self.buckets = sampler, buckets
-        self.group_size, self.questions_per_step, self.rng = group_size, questions_per_step, rng
-        self.collects = collects
 
     @property
     def replays(self) -> bool:
@@ -211,7 +216,8 @@ class ReplayMixer:
         """Of the parts that are switched on. groups: of the batch; choices: as in `complete`"""
         share = self.share
         metrics = {} if share.start_at_accuracy is None else {"replay/started": float(share.started)}
-        return metrics | self.injection.metrics(groups, choices)
+        injection: Injection = self.injection
+        return metrics | injection.metrics(groups, choices)
 
     def state_dict(self) -> dict[str, Any]:
         return {"started_at": self.share.started_at, "rng": self.rng.bit_generator.state}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,10 @@ class _Form(NamedTuple):
     marks: tuple[str, ...]
     arguments: Callable[[Sequence[Answer], Logs], dict[str, Any]]
     reward: str | None
+
+    def names(self) -> set[str]:
+        """Of the arguments, but for those that are columns of the questions."""
+        return set(self.arguments([Answer("", "")], {}))
 
 
 def _trl(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
@@ -134,24 +138,20 @@ def grading(
     if not callable(function):
         raise ValueError(f"Verifier.function = {where!r}: the file defines no function {name!r}")
     parameters = inspect.signature(function).parameters
-    of_tool = [candidate for candidate in _FORMS if tool in (None, candidate.tool)]
-    marked = [candidate for candidate in of_tool if not parameters.keys().isdisjoint(candidate.marks)]
-    form = next(iter(marked or (of_tool if tool else [])), None)
     takes_all = any(arg.kind is arg.VAR_KEYWORD for arg in parameters.values())
     required = {name for name, arg in parameters.items() if arg.default is arg.empty and arg.kind not in (2, 4)}
-    known = set(form.arguments([Answer("", "")], {})) if form else set()
-    if form is None or (form.tool != "trl" and required - known):
+    form = _form_of(parameters, tool)
+    if form is None or (form.tool != "trl" and required - form.names()):
         bound = "" if tool is None else f" with Verifier.tool = {tool!r}"
         raise ValueError(f"Verifier.function = {where!r}{bound} takes {', '.join(parameters)}; {_ACCEPTED}")
     no_column = f"{file.name} takes {{}}, which is no column of the questions: add it to QuestionFile.meta"
-    absent = required - known - set(required if columns is None else columns)
+    absent = required - form.names() - set(required if columns is None else columns)
     if absent:
         raise ValueError(no_column.format(", ".join(sorted(absent))))
     if gets is not None and form.calls == "response":
         raise ValueError(f"Verifier.gets = {gets!r}, but {where!r} takes one response at a time; {_ACCEPTED}")
     calls = gets or form.calls
-    line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
-    place = f"{file.name}, line {line}" if line else file.name
+    place = _place(function, file)
 
     def grade(answers: Sequence[Answer]) -> list[Grade]:
         logs: Logs = {}
@@ -179,6 +179,19 @@ def grading(
         return graded
 
     return Grading(calls, grade)
+
+
+def _place(function: Any, file: Path) -> str:
+    """The file's name and, of a plain function, its line."""
+    line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
+    return f"{file.name}, line {line}" if line else file.name
+
+
+def _form_of(parameters: Collection[str], tool: Tool | None) -> _Form | None:
+    """The way of calling that the parameters' names tell, of this tool or of any; None: they tell none."""
+    of_tool = [form for form in _FORMS if tool in (None, form.tool)]
+    marked = [form for form in of_tool if not set(form.marks).isdisjoint(parameters)]
+    return next(iter(marked or (of_tool if tool else [])), None)
 
 
 @cache

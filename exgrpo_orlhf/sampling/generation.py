@@ -6,7 +6,7 @@ until the last one has ended. Here each distinct prompt is computed once, and a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,10 @@ from .request import Request
 BLOCK = 256  # tokens of the vocabulary that are summed first when one is sampled
 DRAWN = 64  # random numbers taken at a time from a row's own generator
 CHECK_EVERY = 64  # tokens between two checks that all logits were finite; each check waits for the device
+Draw = Callable[[Tensor], Tensor]  # of the rows (R,) that go on, the next token (R,)
+# (R,) that token, (N, T) all tokens so far and (R,) the rows → (R,) which of them end by themselves
+EndsItself = Callable[[Tensor, Tensor, Tensor], Tensor]
+Leave = Callable[[Tensor, Tensor], None]  # gets (R,) the rows and (R,) which of them have ended, before they go
 
 
 @torch.no_grad()
@@ -53,61 +57,99 @@ def generate(
     Raises ArithmeticError if logits are not finite, up to CHECK_EVERY tokens later but before any response is returned,
     and ValueError if the model's cache has no rows to select, or requests differ in what is one for all.
     """
-    n, device = len(requests), model.device
-    settings = {(one.temperature, one.top_p, one.end, one.stop, one.session is None) for one in requests}
-    if len(settings) != 1:
-        raise ValueError(f"requests of one call differ in temperature, top_p, end, stop or in being turns: {settings}")
-    ((temperature, top_p, more_ends, stop, _),) = settings
+    temperature, top_p, more_ends, stop = _common_settings(requests)
     kept = {} if kept is None else kept
     going_on = {i: one.session for i, one in enumerate(requests) if one.session is not None and not one.last_turn}
-    ends = torch.tensor(sorted({*end, *more_ends}), device=device)
+    ends = torch.tensor(sorted({*end, *more_ends}), device=model.device)
     prompts = [tuple(request.prompt_ids) for request in requests]
     index = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}  # each prompt once
     owner = [index[prompt] for prompt in prompts]
     limits = [request.max_tokens for request in requests]
-    max_new_tokens = max(limits)
-    uniforms = _uniforms(n, seeds, device)
-    tokens = torch.full((n, max_new_tokens), pad, device=device)
+    uniforms = _uniforms(len(requests), seeds, model.device)
+    batch = Batch(model, list(index), owner, pad, max(limits) - 1, _taken(kept, requests, owner))
+
+    def draw(rows: Tensor) -> Tensor:
+        return sample(batch.logits, temperature, next(uniforms)[rows], top_p) if temperature else batch.logits.argmax(1)
+
+    def ends_itself(token: Tensor, so_far: Tensor, rows: Tensor) -> Tensor:
+        ended = torch.isin(token, ends)
+        return ended | _with_text(so_far, rows, stop, tokenizer) if stop else ended
+
+    def leave(rows: Tensor, ended: Tensor) -> None:
+        if going_on:
+            kept.update(_states_left(batch, rows, ended, going_on))
+
+    return _rollouts(*_sampled(batch, limits, pad, draw, ends_itself, leave), limits)
+
+
+def _common_settings(requests: Sequence[Request]) -> tuple[float, float, tuple[int, ...], tuple[str, ...]]:
+    """Temperature, top_p, end and stop of all requests."""
+    settings = {(one.temperature, one.top_p, one.end, one.stop, one.session is None) for one in requests}
+    if len(settings) != 1:
+        raise ValueError(f"requests of one call differ in temperature, top_p, end, stop or in being turns: {settings}")
+    ((temperature, top_p, end, stop, _),) = settings
+    return temperature, top_p, end, stop
+
+
+def _sampled(
+    batch: Batch, limits: Sequence[int], pad: int, draw: Draw, ends_itself: EndsItself, leave: Leave
+) -> tuple[Tensor, Tensor]:
+    """Tokens (N, T), filled up with pad, and lengths (N,), 0 of the responses that did not end by themselves.
+
+    limits: tokens of each response, at most
+    """
+    n, longest, device = len(limits), max(limits), batch.logits.device
+    tokens = torch.full((n, longest), pad, device=device)
     rows = torch.arange(n, device=device)  # (R,) the responses that have not ended
-    lengths = torch.zeros(n, dtype=torch.long, device=device)  # of the responses that have ended by themselves
-    tail = 1 + max((len(text.encode()) for text in stop), default=0)  # tokens: each has a byte at least
+    lengths = torch.zeros(n, dtype=torch.long, device=device)
     most = torch.tensor(limits, device=device)
-    finite = torch.ones(max_new_tokens, dtype=torch.bool, device=device)  # are the logits of each token?
-    batch = Batch(model, list(index), owner, pad, max_new_tokens - 1, _taken(kept, requests, owner))
-    for position in range(max_new_tokens):
+    finite = torch.ones(longest, dtype=torch.bool, device=device)  # are the logits of each token?
+    for position in range(longest):
         finite[position] = batch.logits.amax(1).isfinite().all()
         if (position + 1) % CHECK_EVERY == 0:
             _check(finite)
-        if temperature:
-            token = sample(batch.logits, temperature, next(uniforms)[rows], top_p)
-        else:
-            token = batch.logits.argmax(1)
+        token = draw(rows)
         tokens[rows, position] = token
-        ended = torch.isin(token, ends)
-        if stop:
-            tails = tokens[rows, max(0, position + 1 - tail) : position + 1].to("cpu").tolist()
-            texts = tokenizer.batch_decode(tails, skip_special_tokens=False)
-            ended |= torch.tensor([any(ending in text for ending in stop) for text in texts], device=device)
+        ended = ends_itself(token, tokens[:, : position + 1], rows)
         lengths[rows] = torch.where(ended, position + 1, 0)
         ended |= position + 1 >= most[rows]
-        if going_on:
-            over, numbers = ended.to("cpu").nonzero().squeeze(1), rows.to("cpu")
-            for row, number in zip(over.tolist(), numbers[over].tolist(), strict=True):
-                if number in going_on and (states := batch.computed(row)) is not None:
-                    kept[going_on[number]] = states
+        leave(rows, ended)
         going = ended.logical_not().nonzero().squeeze(1)
-        if not len(going) or position + 1 == max_new_tokens:
+        if not len(going) or position + 1 == longest:
             break
         if len(going) < len(rows):
             going = batch.keep(going)
             rows, token = rows[going], token[going]
         batch.append(token)
     _check(finite)
-    rollouts = []
+    return tokens, lengths
+
+
+def _with_text(so_far: Tensor, rows: Tensor, stop: Sequence[str], tokenizer: Any) -> Tensor:
+    """so_far: (N, T) tokens → (R,): whether one of these texts is among the last tokens of each of the rows."""
+    tail = 1 + max(len(text.encode()) for text in stop)  # tokens: each has a byte at least
+    texts = tokenizer.batch_decode(so_far[rows, -tail:].to("cpu").tolist(), skip_special_tokens=False)
+    return torch.tensor([any(ending in text for ending in stop) for text in texts], device=so_far.device)
+
+
+def _states_left(batch: Batch, rows: Tensor, ended: Tensor, sessions: Mapping[int, int]) -> dict[int, Tensor]:
+    """By session, keys and values of those rows that have ended. sessions: by the number of a request"""
+    over, numbers = ended.to("cpu").nonzero().squeeze(1), rows.to("cpu")
+    left = {
+        sessions[number]: batch.computed(row)
+        for row, number in zip(over.tolist(), numbers[over].tolist(), strict=True)
+        if number in sessions
+    }
+    return {session: states for session, states in left.items() if states is not None}
+
+
+def _rollouts(tokens: Tensor, lengths: Tensor, limits: Sequence[int]) -> list[Rollout]:
+    """tokens (N, T); lengths (N,), 0 of those that were cut off at their limit"""
     responses = torch.cat((lengths[:, None], tokens), 1).to("cpu", torch.int32).numpy()  # one copy to the host
-    for length, response, limit in zip(responses[:, 0], responses[:, 1:], limits, strict=True):
-        rollouts.append(Rollout(response[: length or limit].copy(), "stop" if length else "length"))
-    return rollouts
+    return [
+        Rollout(response[: length or limit].copy(), "stop" if length else "length")
+        for length, response, limit in zip(responses[:, 0], responses[:, 1:], limits, strict=True)
+    ]
 
 
 def _taken(kept: dict[int, Tensor], requests: Sequence[Request], owner: Sequence[int]) -> list[Tensor] | None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engines.local import TorchEngine
+from ..engines.local import LocalParts, TorchEngine
 from ..experiment import Experiment
 from ..grader.grade import Grade
 from ..records import MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
@@ -125,12 +125,15 @@ def plain(experiment: Experiment, model: Path, batch: MixedBatch, dtype: Literal
 
 def plain_engine(experiment: Experiment, model: Path, dtype: Literal["float32", "bfloat16"]) -> TorchEngine:
     """The local engine on the CPU, without clipping the gradient."""
-    return TorchEngine(
+    parts = LocalParts(
         LocalEngine(device="cpu", dtype=dtype, threads=torch.get_num_threads()),
         replace(experiment.optimizer, max_grad_norm=None, skip_above_grad_norm=None),
         experiment.sampling,
         experiment.prompts,
         experiment.lora,
+    )
+    return TorchEngine(
+        parts,
         model_path=model,
         seed=experiment.settings.seed,
         reference=experiment.loss.kl_coef > 0,

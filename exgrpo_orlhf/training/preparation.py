@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from .. import checkpoints
 from ..checkpoints import manifest
@@ -30,77 +32,51 @@ from .validation import Validation
 log = logging.getLogger(__name__)
 
 
+class _Start(NamedTuple):
+    """From where a run goes on: step 0, or a checkpoint and its trainer state. available: all checkpoints, by step"""
+
+    available: Mapping[int, Path]
+    step: int
+    checkpoint: Path | None
+    state: Mapping[str, Any] | None
+
+
 def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
     """A run that is ready to make steps: engine and state are loaded, the logs are cut back to the checkpoint.
 
     Raises ValueError, CheckpointError, SnapshotError, and what `make_engine` raises.
     """
-    experiment, folder = spec.experiment, spec.run
-    # Copies, so that an experiment can be run more than once: the mixer and the generators change with every step.
-    mixer, buffer = copy.deepcopy(experiment.mixer), copy.deepcopy(experiment.buffer)
-    fresh_rng = copy.deepcopy(experiment.fresh_rng)
-    experiment = replace(experiment, mixer=mixer, buffer=buffer, fresh_rng=fresh_rng)
+    experiment, folder = _copy(spec.experiment), spec.run
     training, validation = spec.questions or load_questions(experiment)
-    fresh = experiment.fresh.over(training, fresh_rng)
-
-    available = checkpoints.find(folder)
-    step = max(available, default=0)
-    checkpoint = available.get(step)
-    state = checkpoints.read_state(checkpoint, dict(experiment.identity), experiment.defaults) if checkpoint else None
-    checkpoints.remove_partial(folder)
-    own_code = experiment.own_code
-    before = state["own_code"] if state else own_code
-    for binding, digest in own_code.items():
-        if digest != before.get(binding):
-            log.warning("%s: this file is not that of %s, from which the run goes on", binding, checkpoint)
+    fresh = experiment.fresh.over(training, experiment.fresh_rng)
+    start = _start(experiment, folder)
+    step, checkpoint, state = start.step, start.checkpoint, start.state
     engine = make_engine(checkpoint)
     fingerprint = engine.prompts.fingerprint()
     evaluator = _validation(experiment, validation, folder, fingerprint)
     prompt = engine.prompts.introduce(training, validation)
 
-    batch_ahead, best, best_step = None, None, None
+    buffer, batch_ahead, best, best_step = experiment.buffer, None, None, None
     if checkpoint and state:
-        if (earlier := state["validation"]) != evaluator.fingerprint:
-            raise ValueError(
-                f"the checkpoint was made with another validation set (fingerprint {earlier}, now "
-                f"{evaluator.fingerprint}): one metric would be of two sets; bring Work.validation's questions back"
-            )
+        _check_validation(evaluator, state)
         engine.load(checkpoint)
         snapshot.load(checkpoint / "replay", buffer, fingerprint)
-        mixer.load_state_dict(state["mixer"])
+        experiment.mixer.load_state_dict(state["mixer"])
         fresh.load_state_dict(state["fresh"])
         if (saved := checkpoint / ahead.FOLDER).exists():
-            batch_ahead = ahead.load(saved, fresh.question, step + 1, mixer.rollouts_per_replayed)
-        if state["best_of"] == experiment.settings.best_metric:
-            # The link too: a kill may have come before it, or its checkpoint may have been set aside.
-            if state["best_step"] in available:
-                best, best_step = state["best"], state["best_step"]
-                checkpoints.mark_best(folder, best_step)
-            else:
-                checkpoints.remove(folder / checkpoints.BEST)
+            batch_ahead = ahead.load(saved, fresh.question, step + 1, experiment.mixer.rollouts_per_replayed)
+        best, best_step = _best(folder, start.available, state, experiment.settings.best_metric)
     elif experiment.experience:
         buffer = initial_buffer.load(experiment, training, engine.prompts)
 
     own, made_by = checkpoints.identify(folder), manifest.read(checkpoint).run if checkpoint else None
     identity = own or made_by if checkpoint else checkpoints.set_aside(folder, experiment.config_text)
-    metrics, decisions = MetricsLog(folder / "metrics.jsonl", identity), DecisionLog(folder)
-    decisions.cut_back(step)
-    metrics.cut_back(step)
-    metrics.warn_if_missing(range(step + 1) if checkpoint else ())
-    _ = metrics.identity  # writes metrics.id, before all other files: by it a killed start is known as a run's
+    metrics, decisions = _logs(folder, identity, step, resumed=checkpoint is not None)
     copy_curve(Path(engine.model_path), folder, resumed=checkpoint is not None)
     write(folder / "config.gin", experiment.config_text)
-    hashes = {f"{binding} sha256": digest for binding, digest in own_code.items()}
-    described = RunDescription(
-        run_name(folder),
-        experiment.params,
-        tags={**spec.tags, "config_hash": experiment.config_hash, **hashes},
-        questions={"training": training, "validation": validation},
-        id=state["mlflow_run_id"] if state and identity == made_by else None,  # not of a copy
-    )
-    start = MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None
-    tracker = MlflowTracker(metrics, experiment.tracking, spec.tracking_uri, described, start)
-    tracker.artifact(folder / "config.gin")
+    mlflow_run = state["mlflow_run_id"] if state and identity == made_by else None  # not of a copy
+    questions = {"training": training, "validation": validation}
+    tracker = _tracker(replace(spec, experiment=experiment), metrics, questions, mlflow_run)
     return TrainingRun(
         experiment=experiment,
         folder=folder,
@@ -134,3 +110,69 @@ def _validation(experiment: Experiment, questions: list[Question], folder: Path,
     record = {"template": template, "engine": {"name": settings.engine, "reproducible": None}, **provenance()}
     tokens = experiment.sampling.max_response_tokens
     return Validation(questions, experiment.evaluation, experiment.verifier, folder, settings.seed, tokens, record)
+
+
+def _copy(experiment: Experiment) -> Experiment:
+    """With a mixer, a buffer and a generator of its own, which change with every step: it can be run more than once."""
+    changing = ("mixer", "buffer", "fresh_rng")
+    return replace(experiment, **{name: copy.deepcopy(getattr(experiment, name)) for name in changing})
+
+
+def _start(experiment: Experiment, folder: Path) -> _Start:
+    """At the newest checkpoint, if there is one. Partial checkpoints are removed; warns of files of the user's own that
+    are not those of the checkpoint."""
+    available = checkpoints.find(folder)
+    step = max(available, default=0)
+    checkpoint = available.get(step)
+    state = checkpoints.read_state(checkpoint, dict(experiment.identity), experiment.defaults) if checkpoint else None
+    checkpoints.remove_partial(folder)
+    for binding, digest in experiment.own_code.items():
+        if state and digest != state["own_code"].get(binding):
+            log.warning("%s: this file is not that of %s, from which the run goes on", binding, checkpoint)
+    return _Start(available, step, checkpoint, state)
+
+
+def _check_validation(evaluator: Validation, state: Mapping[str, Any]) -> None:
+    if (earlier := state["validation"]) != evaluator.fingerprint:
+        raise ValueError(
+            f"the checkpoint was made with another validation set (fingerprint {earlier}, now "
+            f"{evaluator.fingerprint}): one metric would be of two sets; bring Work.validation's questions back"
+        )
+
+
+def _best(
+    folder: Path, available: Mapping[int, Path], state: Mapping[str, Any], metric: str | None
+) -> tuple[float | None, int | None]:
+    """The best value of this metric and its step, whose checkpoint is there; the link in the folder says the same."""
+    if state["best_of"] != metric:
+        return None, None
+    # The link too: a kill may have come before it, or its checkpoint may have been set aside.
+    if state["best_step"] not in available:
+        checkpoints.remove(folder / checkpoints.BEST)
+        return None, None
+    checkpoints.mark_best(folder, state["best_step"])
+    return state["best"], state["best_step"]
+
+
+def _logs(folder: Path, identity: str | None, step: int, resumed: bool) -> tuple[MetricsLog, DecisionLog]:
+    """Metrics and decisions of the run, up to this step."""
+    metrics, decisions = MetricsLog(folder / "metrics.jsonl", identity), DecisionLog(folder)
+    decisions.cut_back(step)
+    metrics.cut_back(step)
+    metrics.warn_if_missing(range(step + 1) if resumed else ())
+    _ = metrics.identity  # writes metrics.id, before all other files: by it a killed start is known as a run's
+    return metrics, decisions
+
+
+def _tracker(
+    spec: RunSpec, metrics: MetricsLog, questions: Mapping[str, list[Question]], mlflow_run: str | None
+) -> MlflowTracker:
+    """mlflow_run: the id of the run in MLflow that is continued"""
+    experiment, folder = spec.experiment, spec.run
+    hashes = {f"{binding} sha256": digest for binding, digest in experiment.own_code.items()}
+    tags = {**spec.tags, "config_hash": experiment.config_hash, **hashes}
+    described = RunDescription(run_name(folder), experiment.params, tags=tags, questions=questions, id=mlflow_run)
+    start = MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None
+    tracker = MlflowTracker(metrics, experiment.tracking, spec.tracking_uri, described, start)
+    tracker.artifact(folder / "config.gin")
+    return tracker

@@ -52,19 +52,11 @@ def train(
 
         return launch(spec, str(model_path), resume=resume, resume_from=resume_from, logs=run / "logs")
 
-    from ..engines.local import TorchEngine
-
-    settings = experiment.local
-    assert settings is not None  # it is bound where train.engine is 'local'
+    from ..engines.local import LocalParts, TorchEngine
 
     def make_engine(checkpoint: Path | None) -> Engine:
         return TorchEngine(
-            settings,
-            experiment.optimizer,
-            experiment.sampling,
-            experiment.prompts,
-            experiment.lora,
-            experiment.environment,
+            LocalParts.of(experiment),
             model_path=model_path,
             weights_path=checkpoint,
             seed=experiment.settings.seed,

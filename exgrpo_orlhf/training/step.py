@@ -128,7 +128,7 @@ class Trainer:
         mixer.share.observe(sample.groups, step + experiment.settings.generate_ahead)
         self.fresh.observe(sample.groups, step)
         if mixer.collecting:
-            self.buffer.observe(sample.groups, step)
+            self.buffer.observe(sample.groups, step, mixer.group_size)
         penalty = lambda tokens: verifier.overlong_penalty(tokens, experiment.sampling.max_response_tokens)
         penalised = verifier.overlong_share is not None
         weights = verifier.weights if experiment.advantages.of_each_reward else {}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
 from exgrpo_orlhf.io.weights import save as save_model
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import Prompts
@@ -48,14 +48,15 @@ LOGPROB_ERROR = 4e-5
 
 
 def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, prompts=None, **more) -> TorchEngine:
-    return TorchEngine(
+    """more: of `LocalParts`, lora and environment; the rest is TorchEngine's"""
+    parts = LocalParts(
         settings or LocalEngine(device="cpu"),
         optimizer or Optimizer(learning_rate=1e-3),
         sampling or Sampling(max_response_tokens=24),
         prompts or Prompts(max_tokens=32),
-        model_path=model,
-        **more,
+        **{name: more.pop(name) for name in ("lora", "environment") if name in more},
     )
+    return TorchEngine(parts, model_path=model, **more)
 
 
 def questions(n: int) -> list[Question]:

@@ -20,6 +20,7 @@ from exgrpo_orlhf.replay import (
     RetirementPolicy,
     TrajectorySelector,
 )
+from exgrpo_orlhf.replay.mixer import MixerParts
 from exgrpo_orlhf.replay.selection import Choice
 
 K = 4
@@ -70,10 +71,10 @@ def view(buffer: ReplayBuffer) -> dict:
     }
 
 
-def mixer(b=8, seed=0, group_size=K, **settings) -> ReplayMixer:
+def mixer(b=8, seed=0, group_size=K, sampler=None, buckets=None, **settings) -> ReplayMixer:
     rng = np.random.default_rng(seed)
-    settings = {"sampler": QuestionSampler(), "buckets": DifficultyBuckets(), "start_at_accuracy": None, **settings}
-    return ReplayMixer(group_size=group_size, questions_per_step=b, rng=rng, **settings)
+    parts = MixerParts(sampler or QuestionSampler(), buckets or DifficultyBuckets(), group_size, b, rng)
+    return ReplayMixer(parts, **{"start_at_accuracy": None, **settings})
 
 
 def source(n=40, seed=1) -> FreshQuestions:

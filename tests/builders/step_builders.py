@@ -10,7 +10,7 @@ from run_builders import small_bindings
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.engine import RunSpec, UpdateStats
-from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
 from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.records import MixedBatch, Question
 from exgrpo_orlhf.rewards import verifier
@@ -22,10 +22,7 @@ from exgrpo_orlhf.training.preparation import prepare, prepare_and_run
 def begin(model: Path, run: Path, *more: str) -> TrainingRun:
     experiment = config.load(["toy.gin"], small_bindings(model, *more))
     engine = TorchEngine(
-        experiment.local,
-        experiment.optimizer,
-        experiment.sampling,
-        experiment.prompts,
+        LocalParts.of(experiment),
         model_path=model,
         seed=experiment.settings.seed,
     )

@@ -14,7 +14,7 @@ from run_builders import rows, train_command
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.checkpoints import manifest
-from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
@@ -85,10 +85,7 @@ def seed_buffer(run, bindings) -> None:
     experiment = config.load(["toy.gin"], bindings)
     questions = QuestionFile(experiment.questions.path, limit=20).load()
     engine = TorchEngine(
-        experiment.local,
-        experiment.optimizer,
-        experiment.sampling,
-        experiment.prompts,
+        LocalParts.of(experiment),
         model_path=experiment.model.path,
     )
     fingerprint = engine.prompts.fingerprint()

@@ -32,12 +32,12 @@ def graded(rewards, question=QUESTIONS[0], finish="stop", success_at=1.0, replay
 
 
 def by_spread(**settings) -> ReplayBuffer:
-    return ReplayBuffer(RetirementPolicy(), difficulty="reward_spread", group_size=4, **settings)
+    return ReplayBuffer(RetirementPolicy(), difficulty="reward_spread", **settings)
 
 
 def observed(buffer: ReplayBuffer, *groups: RolloutGroup, step=1) -> ReplayBuffer:
     buffer.advance(step)
-    buffer.observe(groups, step)
+    buffer.observe(groups, step, 4)
     return buffer
 
 

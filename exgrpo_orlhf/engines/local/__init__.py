@@ -1,5 +1,5 @@
 """The local engine: one process, one CPU or one GPU."""
 
-from .torch_engine import TorchEngine
+from .torch_engine import LocalParts, TorchEngine
 
-__all__ = ["TorchEngine"]
+__all__ = ["LocalParts", "TorchEngine"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from ...checkpoints import name_end_tokens
 from ...environments.environment import Environment
 from ...environments.playing import player_of
+from ...experiment import Experiment
 from ...io import tokenizer_file, weights
 from ...io.files import Files
 from ...objective import MixedPolicyLoss
@@ -32,6 +33,26 @@ from .update import PolicyUpdate, Reference
 _FULL = LoRA()  # training of all weights
 
 
+@dataclass(frozen=True)
+class LocalParts:
+    """The parts of an experiment that the local engine follows."""
+
+    settings: LocalEngine
+    optimizer: Optimizer
+    sampling: Sampling
+    prompts: Prompts
+    lora: LoRA = _FULL
+    environment: Environment | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> LocalParts:
+        """Raises ValueError for an experiment of another engine."""
+        if experiment.local is None:
+            raise ValueError(f"train.engine must be 'local', got {experiment.settings.engine!r}")
+        rest = {field.name: getattr(experiment, field.name) for field in fields(cls) if field.name != "settings"}
+        return cls(experiment.local, **rest)
+
+
 class TorchEngine(Engine):
     """The engine with transformers and torch, in this process."""
 
@@ -39,12 +60,7 @@ class TorchEngine(Engine):
 
     def __init__(
         self,
-        settings: LocalEngine,
-        optimizer: Optimizer,
-        sampling: Sampling,
-        prompts: Prompts,
-        lora: LoRA = _FULL,
-        environment: Environment | None = None,
+        parts: LocalParts,
         *,
         model_path: str | Path,
         weights_path: str | Path | None = None,
@@ -58,6 +74,7 @@ class TorchEngine(Engine):
 
         Raises ValueError for a device that is not there, and for a model that this engine cannot train.
         """
+        settings, sampling, prompts, lora = parts.settings, parts.sampling, parts.prompts, parts.lora
         torch.set_num_threads(settings.threads)
         self.device = device_of(settings.device)
         self.model_path = model_path
@@ -74,13 +91,13 @@ class TorchEngine(Engine):
                 self.adapter.load(Path(weights_path) / FOLDER)
         check_model(self.model, model_path, prompts.max_tokens + sampling.max_response_tokens)
         self.end, self.pad = end_and_pad(self.model, self.tokenizer, self.prompts.turn_ends())
-        self.player = player_of(environment, self.prompts, sampling.max_response_tokens)
+        self.player = player_of(parts.environment, self.prompts, sampling.max_response_tokens)
         self.forward = PolicyForward(self.model, sampling.temperature, dtype_of(settings.dtype, self.device))
         rows = settings.generation_rows
         self.sampler: Sampler = LoopSampler(self.model, self.tokenizer, self.end, self.pad, rows, self._computing)
         if generates:
             self._choose_sampler(prompts.max_tokens + sampling.max_response_tokens)
-        self._update = PolicyUpdate(self.forward, self._reference() if reference else None, optimizer, settings)
+        self._update = PolicyUpdate(self.forward, self._reference() if reference else None, parts.optimizer, settings)
 
     def _reference(self) -> Reference:
         adapter, forward = self.adapter, self.forward
