@@ -47,18 +47,7 @@ from ..replay.store_rule import AboveMean, AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
 from ..settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, Work
 from ..training.supervised_start import SupervisedFile, SupervisedModel
-from .gin_files import (
-    GIN_FOLDER,
-    RENAMED,
-    find_named,
-    flatten,
-    includes,
-    name_of,
-    place_of,
-    redact,
-    resolved,
-    statements,
-)
+from .gin_files import GIN_FOLDER, RENAMED, find_all, flatten, includes, name_of, place_of, redact, resolved, statements
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
 # what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
@@ -124,7 +113,7 @@ def _load(
 ) -> Any:
     """build: gets where each binding of a named file, not of an included one, or of a --set was made"""
     gin.clear_config()
-    named = find_named(files)
+    named = find_all(files)
     paths = [*(included for file in named for included in includes(file, _NAMES)), *named]
     texts = [read_text(path) for path in paths if path != BASE]
     if not any(_BINDS_A_TASK.search(text) for text in (*texts, *overrides)):

@@ -53,13 +53,15 @@ def find(file: str | Path, included_by: str | None) -> Path:
     )
 
 
-def find_named(names: Sequence[str | Path]) -> list[Path]:
+def find_all(names: Sequence[str | Path]) -> list[Path]:
     """The files of a command. Raises ConfigError for two layouts of OpenRLHF: what the later one leaves to openrlhf.gin
     would be the other's."""
     files = [find(name, None) for name in names]
     layouts = [file for file in files if file.parent == GIN_FOLDER / "engines" and file.stem.startswith("openrlhf")]
     if len(different := dict.fromkeys(map(name_of, layouts))) > 1:
-        raise ConfigError(f"{' and '.join(different)} are layouts of OpenRLHF, and a run has one: leave out all but one")
+        raise ConfigError(
+            f"{' and '.join(different)} are layouts of OpenRLHF, and a run has one: leave out all but one"
+        )
     return files
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..checks import Count, check_settings
+from ..checks import Count, check_settings, require
 from ..records import RolloutGroup, Trajectory, mean
 from ..rounding import less_rounding
 from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction, spread_levels
@@ -140,15 +140,17 @@ class ReplayBuffer:
             self._return(question_id)
         return chosen
 
-    def observe(self, groups: Iterable[RolloutGroup], step: int, group_size: int = 8) -> None:
+    def observe(self, groups: Iterable[RolloutGroup], step: int, group_size: int | None = None) -> None:
         """Record each group's accuracy as the latest one of its question, 0 included, and retire the mastered.
 
         A group too few of whose rollouts could be graded leaves its question's record as it is.
-        group_size: K, of the levels of 'reward_spread'
+        group_size: K, needed for the levels of 'reward_spread'
+        Raises ValueError where it is needed and not given.
         """
         measured = [(group, accuracy) for group in groups if (accuracy := group.accuracy) is not None]
         self.changes.spreads = {group.question.id: group.spread for group, _ in measured if self.by_spread}
-        spreads = spread_levels(self.changes.spreads, group_size)
+        require(group_size is not None or not self.by_spread, "the levels of 'reward_spread' need group_size, K")
+        spreads = spread_levels(self.changes.spreads, group_size or 0)
         for group, accuracy in measured:
             question_id = group.question.id
             if self.counts_stored and group.planned_replay:
