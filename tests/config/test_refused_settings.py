@@ -19,6 +19,7 @@ from exgrpo_orlhf.replay import (
     TrajectorySelector,
 )
 from exgrpo_orlhf.replay.injection import Beside, LateInjection, UnlessSolved
+from exgrpo_orlhf.replay.mixer import MixerParts
 from exgrpo_orlhf.replay.store_rule import Successes
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, LoRA, Sampling
@@ -31,8 +32,8 @@ NAN, INF = math.nan, math.inf
 NEEDED = {
     ReplayBuffer: dict(retirement=RetirementPolicy()),
     ReplayMixer: dict(
-        **dict(sampler=QuestionSampler(), buckets=DifficultyBuckets(), rng=np.random.default_rng(0)),
-        **dict(group_size=4, questions_per_step=8, start_at_accuracy=None),
+        parts=MixerParts(QuestionSampler(), DifficultyBuckets(), 4, 8, np.random.default_rng(0)),
+        start_at_accuracy=None,
     ),
     Beliefs: dict(false_share=0.1, strength=0.1, slip=0.1),
     QuestionFile: dict(path="q.jsonl"),
