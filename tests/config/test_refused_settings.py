@@ -68,7 +68,7 @@ REFUSED = {
         (dict(rho=-0.1), r"rho must lie in \[0, 1\], got -0\.1"),
         (dict(rho=1.1), "rho"),
         (dict(rho=NAN), "rho"),
-        (dict(rho=0.2, questions_per_step=4), r"rho · train\.questions_per_step = 0\.8 is rounded down to 0"),
+        (dict(rho=0.1), r"rho · train\.questions_per_step = 0\.8 is rounded down to 0"),
         (dict(rho_end=0.5), r"rho_end and ReplayMixer\.rho_steps are both .* got 0\.5 and None"),
         (dict(rho_steps=5), r"rho_end and ReplayMixer\.rho_steps are both .* got None and 5"),
         (dict(rho_end=1.5, rho_steps=5), r"rho_end must lie in \[0, 1\].* got 1\.5"),
