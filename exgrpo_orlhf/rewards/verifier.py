@@ -84,7 +84,8 @@ class Verifier:
 
     def __post_init__(self) -> None:
         check_settings(Verifier, vars(self))
-        kinds = {self.kind: kind_named(self.kind)} if self.rewards is None else self._kinds_of_several()
+        alone = {self.kind: kind_named(self.kind)}  # an unknown one is refused, also where it is not read
+        kinds = alone if self.rewards is None else self._kinds_of_several()
         urls = self._urls()
         fault = next(filter(None, map(address_fault, urls)), None)
         if self.rewards is None:

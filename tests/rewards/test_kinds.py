@@ -56,7 +56,11 @@ def test_a_kind_of_another_distribution_grades_here_and_in_workers(tmp_path):
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [({"kind": "maths"}, f"Verifier.kind must be one of {LIST}"), ({"rewards": {"maths": 1.0}}, "'maths' is no kind")],
+    [
+        ({"kind": "maths"}, f"Verifier.kind must be one of {LIST}"),
+        ({"kind": "maths", "rewards": {"exact": 1.0}}, f"Verifier.kind must be one of {LIST}"),
+        ({"rewards": {"maths": 1.0}}, "'maths' is no kind"),
+    ],
 )
 def test_an_unknown_kind_is_refused_with_the_names(setting, message):
     with pytest.raises(ValueError, match=message):
