@@ -81,7 +81,7 @@ class ServerSampler(QueuedSampler):
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
         self._free, self._under_way = asyncio.Semaphore(self.at_once), 0
-        self._failed = threading.Event()  # of the requests since the last `_cancel`
+        self._over = threading.Event()  # set by a failure or `_cancel`: of the requests since the last `_cancel`
         self._done: queue.SimpleQueue[Future[list[Rollout]]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
@@ -111,21 +111,21 @@ class ServerSampler(QueuedSampler):
             self._filters = {**_PENALTIES, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
             self._knows_tokens = True
 
-    async def _answers(self, request: Request, seed: int, failed: threading.Event) -> list[Rollout]:
+    async def _answers(self, request: Request, seed: int, over: threading.Event) -> list[Rollout]:
         async with self._free:
-            if failed.is_set():
-                await asyncio.Event().wait()  # until it is cancelled: the caller learns of the failure a moment later
+            if over.is_set():
+                await asyncio.Event().wait()  # until it is cancelled, which it is a moment later
             self._under_way += 1
             try:
                 return [await self._answer(request, seed + k) for k in range(request.n)]
             except Exception:  # and not where it is cancelled
-                failed.set()
+                over.set()
                 raise
             finally:
                 self._under_way -= 1
 
     def _send(self, request: Request, seed: int) -> Any:
-        future = asyncio.run_coroutine_threadsafe(self._answers(request, seed, self._failed), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._answers(request, seed, self._over), self._loop)
         future.add_done_callback(self._done.put)
         return future
 
@@ -142,9 +142,10 @@ class ServerSampler(QueuedSampler):
         return arrived
 
     def _cancel(self, handles: Collection[Any]) -> None:
+        self._over.set()  # before any is cancelled: its place would go to one that waits, and be sent
         for future in handles:
             future.cancel()
-        self._failed = threading.Event()
+        self._over = threading.Event()
         end = time.monotonic() + _LAST_WORDS
         while handles and self._under_way and time.monotonic() < end:
             time.sleep(POLL)
