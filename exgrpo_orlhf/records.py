@@ -69,6 +69,7 @@ class Rollout:
     actions: bool (T,), which A of an episode's tokens the policy sampled. The others are context in a forward pass and
         nothing else. None: all, A = T
     seed: of an episode
+    given: how many of its first tokens are those of a stored response (`replay.prefix`), which `actions` leaves out
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -79,6 +80,7 @@ class Rollout:
     policy_step: int | None = None
     actions: Actions | None = None
     seed: int | None = None
+    given: int = 0
 
     @property
     def length(self) -> int:
@@ -113,6 +115,7 @@ class Trajectory:
     step: the policy version of behaviour_logprobs: t is the policy before the update of step t
     actions, seed: of an episode, as a `Rollout` has them; None: all tokens, A = T
     parts: as its `Grade` had them
+    correct: whether it is a success
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -124,6 +127,7 @@ class Trajectory:
     actions: Actions | None = None
     seed: int | None = None
     parts: tuple[tuple[str, float], ...] = ()
+    correct: bool = True
 
     def __post_init__(self) -> None:
         if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:
@@ -186,6 +190,11 @@ class RolloutGroup:
     question: Question
     rollouts: tuple[Rollout, ...]
     planned_replay: bool
+
+    @property
+    def given(self) -> int:
+        """Tokens of a stored response that all its rollouts begin with; 0: it is no continued group."""
+        return self.rollouts[0].given if self.rollouts else 0
 
     @cached_property
     def graded(self) -> int:

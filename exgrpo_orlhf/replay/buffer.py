@@ -72,6 +72,13 @@ class ReplayBuffer:
         self._array_bytes = 0
         self.changes = Changes()
         self.next_sequence = 0
+        self.failed: ReplayBuffer | None = None  # the same of failures, where they are kept
+
+    def keep_failures(self, per_question: int) -> None:
+        """Keep failures too, in a pool of their own with this one's max_age and max_bytes. Nothing retires from it: a
+        mastered question is what a failure's beginning is for."""
+        limits = {"per_question": per_question, "max_age": self.max_age, "max_bytes": self.max_bytes}
+        self.failed = ReplayBuffer(RetirementPolicy(at_accuracy=None), **limits)
 
     # -- what is in it ------------------------------------------------------------------------------------------------
 
@@ -116,6 +123,8 @@ class ReplayBuffer:
             metrics["replay/evicted"] = len(self.changes.evicted)
         if self.retirement.at_accuracy is not None:
             metrics["replay/retired"] = len(self.retired)
+        if self.failed is not None:
+            metrics["replay/failures"] = self.failed.n_trajectories
         return {name: float(value) for name, value in metrics.items()}
 
     # -- what changes it ----------------------------------------------------------------------------------------------
@@ -123,6 +132,8 @@ class ReplayBuffer:
     def advance(self, step: int) -> None:
         """Begin a step: trajectories that are too old for it go."""
         self.changes = Changes()
+        if self.failed is not None:
+            self.failed.advance(step)
         if self.max_age is not None:
             while self._order and self.records[self._oldest()].stored[0].trajectory.step < step - self.max_age:
                 self._evict(self._oldest())
@@ -147,6 +158,9 @@ class ReplayBuffer:
         group_size: K, needed for the levels of 'reward_spread'
         Raises ValueError where it is needed and not given.
         """
+        groups = [group for group in groups if not group.given]  # a given beginning changes the accuracy
+        if self.failed is not None:
+            self.failed.observe(groups, step)
         measured = [(group, accuracy) for group in groups if (accuracy := group.accuracy) is not None]
         self.changes.spreads = {group.question.id: group.spread for group, _ in measured if self.by_spread}
         require(group_size is not None or not self.by_spread, "the levels of 'reward_spread' need group_size, K")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..checks import Count, check_settings, require
 from ..records import Question, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
+from .indexed_set import IndexedSet
 from .selection import NEWEST, Choice, TrajectorySelector
+
+if TYPE_CHECKING:
+    from .prefix import Prefix
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,6 +40,19 @@ class Injection:
 
     def __repr__(self) -> str:
         return f"@{type(self).__name__}()"  # as in a gin file
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """Where planned groups continue a stored response instead of having it as a row."""
+        return None
+
+    def candidates(self, buffer: ReplayBuffer) -> Mapping[Fraction, IndexedSet]:
+        """What questions are drawn from for replay, by accuracy."""
+        return buffer.candidates
+
+    def stored_of(self, question_id: str, buffer: ReplayBuffer) -> list[Trajectory]:
+        """Of a candidate: what may enter its group, oldest first."""
+        return buffer.trajectories(question_id)
 
     @property
     def late_injection(self) -> LateInjection | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from ..records import Question, RolloutGroup, Trajectory
+
+_NONE = np.empty(0, np.int32)
 
 
 class FreshSource(Protocol):
@@ -24,6 +29,7 @@ class Plan:
     stored: the trajectories of each replayed question
     round: of rollouts in this step, from 0; questions that take the place of others are sampled in later ones
     rollouts_per_replayed: fresh rollouts of a replayed question; None: K−1
+    given: by question id, how many tokens its rollouts are given of the first of its `stored` (`Prefix`)
     """
 
     step: int
@@ -32,6 +38,7 @@ class Plan:
     stored: dict[Question, list[Trajectory]]
     round: int = 0
     rollouts_per_replayed: int | None = None
+    given: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def questions(self) -> int:
@@ -41,6 +48,10 @@ class Plan:
         """Rollouts of each question, fresh ones first."""
         per_replayed = group_size - 1 if self.rollouts_per_replayed is None else self.rollouts_per_replayed
         return [group_size] * len(self.fresh) + [per_replayed] * len(self.replayed)
+
+    def given_to(self, question: Question) -> npt.NDArray[np.int32]:
+        """int32 (G,), the first tokens of a question's rollouts; most are given none."""
+        return self.stored[question][0].token_ids[:given] if (given := self.given.get(question.id)) else _NONE
 
     def metrics(self) -> dict[str, float]:
         """What was mixed."""
