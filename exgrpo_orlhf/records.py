@@ -66,10 +66,10 @@ class Rollout:
         (train.generate_ahead; on OpenRLHF the sampler's); None: the update measures them
     policy_step: the policy version that sampled it: t is the policy before the update of step t; None: the step that
         trains on it
-    actions: bool (T,), which A of an episode's tokens the policy sampled. The others are context in a forward pass and
-        nothing else. None: all, A = T
+    actions: bool (T,), which of an episode's tokens are the policy's. The others are context in a forward pass and
+        nothing else. None: all
     seed: of an episode
-    given: how many of its first tokens are those of a stored response (`replay.prefix`), which `actions` leaves out
+    given: how many of its first tokens are those of a stored response (`replay.prefix`): context too
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -83,9 +83,17 @@ class Rollout:
     given: int = 0
 
     @property
+    def learned(self) -> Actions | None:
+        """bool (T,), which A of its tokens the policy sampled; None: all"""
+        if not self.given:
+            return self.actions
+        sampled = np.arange(len(self.token_ids)) >= self.given
+        return sampled if self.actions is None else sampled & self.actions
+
+    @property
     def length(self) -> int:
         """A, the number of tokens that the policy sampled"""
-        return action_count(self.token_ids, self.actions)
+        return action_count(self.token_ids, self.learned)
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
@@ -149,6 +157,11 @@ class Trajectory:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def learned(self) -> Actions | None:
+        """As a `Rollout` has it: `actions`."""
+        return self.actions
 
     @property
     def length(self) -> int:

@@ -43,6 +43,7 @@ from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMix
 from ..replay.dynamic_sampling import DynamicSampling
 from ..replay.injection import Beside, InPlace, LateInjection, UnlessSolved
 from ..replay.mixer import MixerParts
+from ..replay.prefix import AdaptiveShare, FixedShare, Prefix, UniformShare
 from ..replay.store_rule import AboveMean, AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
 from ..settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, Work
@@ -51,7 +52,10 @@ from .gin_files import GIN_FOLDER, RENAMED, find_all, flatten, includes, name_of
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
 # what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
-_VARIANTS = (Beside, InPlace, UnlessSolved, LateInjection, Successes, OneSuccess, AboveMean, AllFinished)
+_VARIANTS: tuple[type, ...] = (
+    *(Beside, InPlace, UnlessSolved, LateInjection, FixedShare, UniformShare, AdaptiveShare, Prefix),
+    *(Successes, OneSuccess, AboveMean, AllFinished),
+)
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking),
     *(Verifier, Environment, QuestionFile, QuestionHub, QuestionMix, LengthFilter),
@@ -184,7 +188,8 @@ def may_change(binding: str) -> bool:
 def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     """An ablation of a part that this run never asks is its control under another name."""
     injection, late = mixer.injection, mixer.injection.late_injection
-    used = {type(variant).__name__ for variant in (injection, late, mixer.store_rule)}
+    share = injection.prefix.share if injection.prefix else None
+    used = {type(variant).__name__ for variant in (injection, late, share, mixer.store_rule)}
     bound = f"ReplayMixer.injection is {injection}, .store_rule {mixer.store_rule}"
     reasons = {variant.__name__: bound for variant in _VARIANTS if variant.__name__ not in used}
     if mixer.share.largest == 0:
@@ -192,6 +197,8 @@ def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
         unused |= set() if mixer.replays else {"RetirementPolicy"}  # paper.gin's ReplayBuffer is of its control too
         why = f"with ReplayMixer.rho = 0 and ReplayMixer.injection = {injection} a run never asks"
         reasons |= {name: f"{why} {name}" for name in unused}
+    elif injection.prefix and injection.prefix.choice == "newest":
+        reasons["TrajectorySelector"] = f"with {injection} and Prefix.choice = 'newest' a run never asks it"
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
         value = resolved(gin.query_parameter(binding)) if name in reasons else None
@@ -211,6 +218,8 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
     mixer = _make("ReplayMixer", parts)
     _warn_of_no_effect(mixer, made_at)
     built = _common_parts(made_at) | _optional_parts(settings.engine, made_at)
+    if (prefix := mixer.injection.prefix) and prefix.of != "successes":
+        built["buffer"].keep_failures(prefix.failures)
     redact()
     text = gin.operative_config_str()
     params = flatten(text)

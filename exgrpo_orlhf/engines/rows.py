@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ForwardRow:
-    """prompt: token ids (P,), P ≥ 1; response: int32 (T,), T ≥ 1; actions: bool (T,), as a `Rollout` has them"""
+    """prompt: token ids (P,), P ≥ 1; response: int32 (T,), T ≥ 1; actions: bool (T,), which of them are trained on,
+    as `Rollout.learned`"""
 
     prompt: Sequence[int]
     response: npt.NDArray[np.int32]
@@ -25,7 +26,7 @@ class ForwardRow:
 
     @classmethod
     def of(cls, prompt: Sequence[int], response: Rollout | Trajectory) -> ForwardRow:
-        return cls(prompt, response.token_ids, response.actions)
+        return cls(prompt, response.token_ids, response.learned)
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
@@ -85,7 +86,7 @@ def row_dump(row: Row, policy: npt.NDArray[np.float32], behaviour: npt.NDArray[n
     return {
         "question_id": row.question.id,
         "token_ids": row.token_ids.tolist(),
-        **({} if row.response.actions is None else {"actions": row.response.actions.tolist()}),
+        **({} if (learned := row.response.learned) is None else {"actions": learned.tolist()}),
         "advantage": row.advantage,
         "in_loss": row.in_loss,
         "replayed_from_step": None if row.trajectory is None else row.trajectory.step,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..records import Question, Rollout
 from ..sampling.request import POLL, Request, Sampler
-from .playing import Play, Player
+from .playing import Play, Player, Start
 
 
 def play(
@@ -18,9 +18,11 @@ def play(
     seeds: Sequence[int],
     like: Request,
     done: Collection[int] = (),
+    given: Mapping[int, Start] = {},
 ) -> Iterator[list[tuple[int, Rollout]]]:
     """Plays an episode of each question with its seed, `Sampler.together` of them at a time. Yields positions and
-    rollouts of those that are over, in portions, those at `done` excepted. like: how their turns are sampled
+    rollouts of those that are over, in portions, those at `done` excepted. like: how their turns are sampled; given: by
+    position, from where an episode goes on
 
     Which are played together does not depend on `done`: where one of them is missing, all are played. Raises
     EngineLost and NotLoaded.
@@ -30,7 +32,8 @@ def play(
     for block in (order[begin : begin + size] for begin in range(0, len(order), size)):
         if all(i in done for i in block):
             continue
-        with player.episodes([questions[i] for i in block], [seeds[i] for i in block]) as plays:
+        starts = {n: given[i] for n, i in enumerate(block) if i in given}
+        with player.episodes([questions[i] for i in block], [seeds[i] for i in block], starts) as plays:
             ended = turns(sampler, plays, like)
             for over in [sorted(ended)] if sampler.in_step else ([i] for i in ended):
                 yield [(block[i], plays[i].rollout()) for i in over if block[i] not in done]
@@ -50,8 +53,11 @@ def turns(sampler: Sampler, plays: Sequence[Play], like: Request) -> Iterator[in
                 for i in [i for i in sorted(waiting) if sampler.in_step or plays[i].answered]:
                     waiting.remove(i)
                     if plays[i].received():
-                        pending.send(i, _turn(plays[i], like))
-                    else:
+                        if plays[i].goes_on_as_given():
+                            waiting.add(i)
+                        elif plays[i].going:
+                            pending.send(i, _turn(plays[i], like))
+                    if not plays[i].going:
                         sampler.forget(plays[i].session)
                         yield i
                 if not pending:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, takewhile
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..grader.grade import Grade
 from ..questions.prompts import PromptEncoder
-from ..records import EXTRA_INFO, Question, Rollout, Trajectory
+from ..records import EXTRA_INFO, Finish, Question, Rollout, Trajectory
 from ..rewards.grading import as_in_other_readers
 from ..rounding import less_rounding
 from ..workers.fork_server import CallFailed, Worker
@@ -38,11 +38,15 @@ class Player:
         self.tokenizer: Any = prompts.tokenizer
 
     @contextmanager
-    def episodes(self, questions: Sequence[Question], seeds: Sequence[int]) -> Iterator[list[Play]]:
-        """An episode for each question and seed, begun. Their processes end with this context."""
+    def episodes(
+        self, questions: Sequence[Question], seeds: Sequence[int], given: Mapping[int, Start] = {}
+    ) -> Iterator[list[Play]]:
+        """An episode for each question and seed, begun; given: by position, from where it goes on. Their processes end
+        with this context."""
         plays: list[Play] = []
         try:
-            plays.extend(Play(self, question, seed) for question, seed in zip(questions, seeds, strict=True))
+            pairs = enumerate(zip(questions, seeds, strict=True))
+            plays.extend(Play(self, question, seed, given.get(i)) for i, (question, seed) in pairs)
             yield plays
         finally:
             for play in plays:
@@ -62,6 +66,21 @@ def player_of(environment: Environment | None, prompts: PromptEncoder, max_token
     return Player(environment, prompts, max_tokens) if environment and environment.path else None
 
 
+class Start(NamedTuple):
+    """The first turns of a stored episode. tokens: of all that follows the prompt, up to the end of the last of these
+    turns; actions: which of them are the policy's; seed: with which its environment answered"""
+
+    tokens: list[int]
+    actions: list[bool]
+    seed: int
+
+
+def start_of(episode: Trajectory, given: int) -> Start:
+    """Its first `given` tokens."""
+    actions = np.ones(len(episode), np.bool_) if episode.actions is None else episode.actions
+    return Start(episode.token_ids[:given].tolist(), actions[:given].tolist(), episode.seed or 0)
+
+
 class Play:
     """One episode. `going` says whether the policy has another turn; then `context` is what it continues.
 
@@ -69,13 +88,15 @@ class Play:
     each turn (`act`).
     """
 
-    def __init__(self, player: Player, question: Question, seed: int) -> None:
-        self.player, self.question, self.seed = player, question, seed
+    def __init__(self, player: Player, question: Question, seed: int, start: Start | None = None) -> None:
+        """seed: of its tokens and, but for an episode that goes on from a stored one, of its environment"""
+        self.player, self.question, self.token_seed, self.start = player, question, seed, start
+        self.seed = seed if start is None else start.seed
         self.prompt = player.prompts.encode(question)
         self.tokens: list[int] = []
         self.actions: list[bool] = []
         self.logprobs: list[float] = []
-        self.turns, self.truncated, self.going = 0, False, True
+        self.turns, self.truncated, self.going, self.given = 0, False, True, 0
         self.reward, self.score = 0.0, None  # type: float, float | None
         self.logs: tuple[tuple[str, float], ...] = ()
         self.failure: CallFailed | None = None
@@ -101,8 +122,8 @@ class Play:
     @property
     def turn_seed(self) -> int:
         """of the next turn's tokens"""
-        entropy = np.random.SeedSequence([self.seed, self.turns])
-        return int(entropy.generate_state(1)[0]) if self.turns else self.seed
+        entropy = np.random.SeedSequence([self.token_seed, self.turns])
+        return int(entropy.generate_state(1)[0]) if self.turns else self.token_seed
 
     @property
     def last_turn(self) -> bool:
@@ -127,6 +148,20 @@ class Play:
         assert self.episode is not None  # or it would not be going
         states = {"observation_text": self._text, "action_text": self._action, "label": self._label}
         self.episode.call(pickle.dumps({**states, "sampling_params": None}))
+
+    def goes_on_as_given(self) -> bool:
+        """Acts as the stored episode did, while it has another given turn. It fails where the environment has answered
+        otherwise."""
+        if self.start is None or self.given:
+            return False
+        turn = next_turn(self, self.start.tokens, self.start.actions)
+        if not turn:
+            self._fail(CallFailed("error", "the environment answers otherwise than to the stored episode"))
+            self.close()
+            return False
+        self.act(Rollout(np.array(turn, np.int32), "stop"))
+        self.given = len(self.tokens) if len(self.tokens) == len(self.start.tokens) else 0
+        return True
 
     @property
     def answered(self) -> bool:
@@ -178,11 +213,12 @@ class Play:
 
     def rollout(self) -> Rollout:
         """The episode, up to the policy's last token; graded by the environment, or to be graded by the verifier."""
-        played = np.array(self.actions, np.bool_)
-        last = int(np.flatnonzero(played)[-1]) + 1 if played.any() else 0
+        played, given = np.array(self.actions, np.bool_), self.given
+        last = int(np.flatnonzero(played)[-1]) + 1 if played[given:].any() else 0
         ids, actions = np.array(self.tokens[:last], np.int32), played[:last]
         if not last:  # it did not begin: one token, which is in no loss
-            ids, actions, self.logprobs = np.array(self.prompt[-1:], np.int32), np.ones(1, np.bool_), [0.0]
+            ids, actions, given = np.array(self.prompt[-1:], np.int32), np.ones(1, np.bool_), 0
+            self.logprobs = [0.0]
         grade = None
         if self.failure is not None:
             grade = Grade(self.failure.verdict, None)
@@ -191,11 +227,21 @@ class Play:
             success = score >= less_rounding(self.player.environment.success_at)
             grade = Grade("correct" if success else "wrong", self.reward, logs=self.logs)
         logprobs = np.array(self.logprobs, np.float32) if self.logprobs else None
-        return Rollout(ids, "length" if self.truncated else "stop", grade, logprobs, actions=actions, seed=self.seed)
+        finish: Finish = "length" if self.truncated else "stop"
+        return Rollout(ids, finish, grade, logprobs, actions=actions, seed=self.seed, given=given)
 
     def close(self) -> None:
         if self.episode is not None:
             self.episode.close()
+
+
+def next_turn(play: Play, ids: Sequence[int], actions: Sequence[bool]) -> list[int]:
+    """The actions that a stored episode goes on with after what has been played of it; none where it went on
+    otherwise."""
+    n = len(play.tokens)
+    if (play.tokens, play.actions) != (ids[:n], actions[:n]):
+        return []
+    return [token for token, _ in takewhile(itemgetter(1), zip(ids[n:], actions[n:], strict=True))]
 
 
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:
@@ -214,16 +260,11 @@ def _outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> 
     ids = [episode.token_ids.tolist() for _, episode in stored]
     actions = [[True] * len(episode) if episode.actions is None else episode.actions.tolist() for _, episode in stored]
 
-    def next_turn(i: int) -> list[int]:
-        """The actions that the stored episode goes on with; none where it went on otherwise."""
-        n = len(plays[i].tokens)
-        if (plays[i].tokens, plays[i].actions) != (ids[i][:n], actions[i][:n]):
-            return []
-        return [token for token, _ in takewhile(itemgetter(1), zip(ids[i][n:], actions[i][n:], strict=True))]
-
     with player.episodes([question for question, _ in stored], [episode.seed or 0 for _, episode in stored]) as plays:
         turns = {i: [0] for i in range(len(stored))}
-        while turns := {i: turn for i in turns if plays[i].received() and (turn := next_turn(i))}:
+        while turns := {
+            i: turn for i in turns if plays[i].received() and (turn := next_turn(plays[i], ids[i], actions[i]))
+        }:
             for i, turn in turns.items():
                 plays[i].act(Rollout(np.array(turn, np.int32), "stop"))
     by_verifier = player.environment.reward != "environment"

@@ -77,8 +77,10 @@ class ReplayBuffer:
     def keep_failures(self, per_question: int) -> None:
         """Keep failures too, in a pool of their own with this one's max_age and max_bytes. Nothing retires from it: a
         mastered question is what a failure's beginning is for."""
-        limits = {"per_question": per_question, "max_age": self.max_age, "max_bytes": self.max_bytes}
-        self.failed = ReplayBuffer(RetirementPolicy(at_accuracy=None), **limits)
+        retirement = RetirementPolicy(at_accuracy=None)
+        self.failed = ReplayBuffer(
+            retirement, per_question=per_question, max_age=self.max_age, max_bytes=self.max_bytes
+        )
 
     # -- what is in it ------------------------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class ReplayBuffer:
         group_size: K, needed for the levels of 'reward_spread'
         Raises ValueError where it is needed and not given.
         """
-        groups = [group for group in groups if not group.given]  # a given beginning changes the accuracy
+        groups = list(groups)
         if self.failed is not None:
             self.failed.observe(groups, step)
         measured = [(group, accuracy) for group in groups if (accuracy := group.accuracy) is not None]

@@ -26,9 +26,11 @@ class SelectedBatch:
     rounds: int | None
 
     def metrics(self) -> dict[str, float]:
-        """Of all fresh rollouts of the step. `lucky_guess_rate`: correct answers whose reasoning does not hold, left
-        out where the reasoning of none was checked."""
-        rollouts = [rollout for completed in self.all_groups for rollout in completed.group.rollouts]
+        """Of all fresh rollouts of the step but those of continued groups, which were given something.
+        `lucky_guess_rate`: correct answers whose reasoning does not hold, left out where the reasoning of none was
+        checked."""
+        all_groups = [completed for completed in self.all_groups if not completed.group.given]
+        rollouts = [rollout for completed in all_groups for rollout in completed.group.rollouts]
         grades = [rollout.grade for rollout in rollouts if rollout.grade is not None]
         gradable = [grade for grade in grades if grade.reward is not None]
         soundness = [grade.sound for grade in gradable if grade.correct and grade.sound is not None]
@@ -50,7 +52,7 @@ class SelectedBatch:
         for name, value in (pair for grade in gradable for pair in grade.logs):
             logs.setdefault(f"reward_log/{name}", []).append(value)
         metrics |= {name: mean(values) for name, values in logs.items()}
-        part_rewards = [[dict(rollout.parts) for rollout in completed.group.rollouts] for completed in self.all_groups]
+        part_rewards = [[dict(rollout.parts) for rollout in completed.group.rollouts] for completed in all_groups]
         for name in dict.fromkeys(name for group in part_rewards for parts in group for name in parts):
             groups = [[parts[name] for parts in group if name in parts] for group in part_rewards]
             metrics[f"reward_part/{name}"] = mean([reward for group in groups for reward in group])

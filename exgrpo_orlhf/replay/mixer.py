@@ -6,7 +6,7 @@ experience in `store_rule.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Annotated, Any, Protocol
 
@@ -19,7 +19,7 @@ from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets
 from .injection import Beside, Injection
 from .plan import FreshSource, Plan
-from .prefix import Pieces
+from .prefix import Pieces, Prefix
 from .replay_share import ReplayShare
 from .sampling import QuestionSampler
 from .selection import Choice
@@ -161,22 +161,26 @@ class ReplayMixer:
         stored = {question: self.injection.stored_of(question.id, buffer) for question in replayed}
         return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.rollouts_per_replayed)
 
-    def with_given(self, plan: Plan, choices: Mapping[str, Choice], room: int, pieces: Pieces) -> Plan:
-        """The plan of an injection that continues stored responses: what each planned question is given of the chosen
-        one, which is then the first of its `stored`.
+    def with_given(
+        self, plan: Plan, choices: Mapping[str, Choice], unusable: Collection[str], room: int, pieces: Pieces
+    ) -> Plan:
+        """The plan of a `Prefix`: how much each planned question is given of the chosen response, which is then the
+        first of its `stored`.
 
-        choices: of all its replayed questions, or of those whose response can be continued; room, pieces: as
-        `Prefix.given` has them
+        choices: one of each planned question; unusable: ids of those that cannot be continued; room, pieces: as in
+        `Prefix.given`
         """
-        prefix = self.injection.prefix
-        stored, given = {**plan.stored}, {}
+        prefix: Prefix = self.injection.prefix
+        stored: dict[Question, list[Trajectory]] = {}
+        given: dict[str, int] = {}
         for question in plan.replayed:
-            if (choice := choices.get(question.id)) is None:
-                continue
+            choice = choices[question.id]
             chosen = choice.trajectory
             stored[question] = [chosen, *(one for one in choice.stored if one is not chosen)]
             share = prefix.share.of_group(self.given_shares[chosen.correct].get(question.id), self.rng)
-            given[question.id] = prefix.given(chosen, share, room, pieces)
+            tokens = 0 if question.id in unusable else prefix.given(chosen, share, room, pieces)
+            if tokens:
+                given[question.id] = tokens
         return replace(plan, stored=stored, given=given)
 
     def steer(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> None:

@@ -52,7 +52,9 @@ class StoreRule:
         logprobs: of the policies that sampled them, per row of the flattened batch, float32 (A,)
         Raises ValueError for another number of log-probs than rows.
         """
-        return finished(batch, logprobs, step, lambda rollout, group: self.admits(group) and self.stores(rollout, group))
+        return finished(
+            batch, logprobs, step, lambda rollout, group: self.admits(group) and self.stores(rollout, group)
+        )
 
 
 def finished(

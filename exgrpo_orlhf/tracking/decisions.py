@@ -219,9 +219,9 @@ def _graded(response: Rollout | Trajectory, correct: bool) -> dict[str, Any]:
 
 
 def _response(response: Rollout | Trajectory, values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
-    """Text by token, with log-probs in nats (None: the environment's token); of a long response without the tokens
-    (`left_out`) in its middle."""
-    ids, actions = response.token_ids, response.actions
+    """Text by token, with log-probs in nats (None: a token that the policy did not sample); of a long response without
+    the tokens (`left_out`) in its middle."""
+    ids, actions = response.token_ids, response.learned
     out = len(ids) - TOKENS if len(ids) > TOKENS else 0
     parts = [slice(0, TOKENS // 2), slice(len(ids) - TOKENS // 2, None)] if out else [slice(None)]
     row: dict[str, Any] = {"tokens": len(ids), "left_out": out}

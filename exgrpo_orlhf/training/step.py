@@ -27,7 +27,7 @@ from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajec
 from ..replay import Plan, ReplayBuffer, TrajectorySelector
 from ..replay.dynamic_sampling import SelectedBatch
 from ..replay.selection import Choice
-from ..tracking.decisions import DecisionLog, StepRecord
+from ..tracking.decisions import DecisionLog, StepRecord, pieces
 from . import ahead, batch_metrics
 from .ahead import BatchAhead
 
@@ -93,8 +93,11 @@ class Trainer:
         plan, new = self.batch_ahead or self._begin(step, clock).result()
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
-        # of another score).
-        choices = self._choose(experiment.selector, plan.stored)
+        # of another score). What a group continues was chosen before it was sampled.
+        if mixer.injection.prefix:
+            choices = {question.id: Choice(stored, (), 0) for question, stored in plan.stored.items()}
+        else:
+            choices = self._choose(experiment.selector, plan.stored)
         clock.lap("score")
 
         # Late injection: a group without a success gets a stored one. Then groups without a signal are replaced, if
@@ -121,14 +124,16 @@ class Trainer:
         return _NextBatch(self._begin(step, clock, thread_clock), thread_clock)
 
     def _observe(self, sample: _Sample, step: int, clock: Clock) -> MixedBatch:
-        """The latest accuracy counts fresh rollouts only, also of replaced groups; mastered questions retire. Then
-        A = r − mean(r) over the whole group, the stored success included."""
+        """The latest accuracy counts fresh rollouts only, also of replaced groups, and of no continued group; mastered
+        questions retire. Then A = r − mean(r) over the whole group, the stored success included."""
         experiment = self.experiment
         mixer, verifier = experiment.mixer, experiment.verifier
-        mixer.share.observe(sample.groups, step + experiment.settings.generate_ahead)
-        self.fresh.observe(sample.groups, step)
+        of_policy = [group for group in sample.groups if not group.given]
+        mixer.share.observe(of_policy, step + experiment.settings.generate_ahead)
+        self.fresh.observe(of_policy, step)
+        mixer.steer(sample.groups, sample.choices)
         if mixer.collecting:
-            self.buffer.observe(sample.groups, step, mixer.group_size)
+            self.buffer.observe(of_policy, step, mixer.group_size)
         penalty = lambda tokens: verifier.overlong_penalty(tokens, experiment.sampling.max_response_tokens)
         penalised = verifier.overlong_share is not None
         weights = verifier.weights if experiment.advantages.of_each_reward else {}
@@ -159,6 +164,8 @@ class Trainer:
         mixer, buffer = self.experiment.mixer, self.buffer
         experience = mixer.collect(batch, stats.behaviour_logprobs, step)
         stored = buffer.store(experience)
+        if buffer.failed:
+            buffer.failed.store(mixer.failures(batch, stats.behaviour_logprobs, step))
         clock.lap("store")
         record = StepRecord(
             step=step,
@@ -194,6 +201,10 @@ class Trainer:
         """The metrics of the step, from those who own them; without replay's where nothing is ever replayed."""
         experiment = self.experiment
         mixer = experiment.mixer
+        scored = sum(len(choice.measured) for choice in sample.choices.values())
+        if prefix := mixer.injection.prefix:  # what a group continues was scored when the step was planned
+            to_score = prefix.selector(experiment.selector).to_score(sample.selected.plan.stored)
+            scored = sum(map(len, to_score.values()))
         metrics = {
             **sample.selected.metrics(),
             **sample.selected.plan.metrics(),
@@ -204,7 +215,7 @@ class Trainer:
             **stats.metrics,
             **self.fresh.metrics(),
             **experiment.verifier.metrics(sample.groups, experiment.sampling.max_response_tokens),
-            "replay/candidates_scored": float(sum(len(choice.measured) for choice in sample.choices.values())),
+            "replay/candidates_scored": float(scored),
             **of_buffer,
             "cost/generated_tokens": self.generated_tokens,
             **clock.times(),
@@ -230,7 +241,7 @@ class Trainer:
 
         thread_clock: clock of the rollouts where they are made in a thread, beside the update
         """
-        plan = self.experiment.mixer.plan(self.fresh, self.buffer, step, self.engine.whole_batches)
+        plan = self._with_given(self.experiment.mixer.plan(self.fresh, self.buffer, step, self.engine.whole_batches))
         planned = self.experiment.mixer.questions_per_step
         if plan.questions < planned and plan.questions != self.batch_size:
             log.warning(
@@ -241,6 +252,18 @@ class Trainer:
         clock.lap("plan")
         sample = lambda: BatchAhead(plan, self._rollout(plan, [], thread_clock or clock))
         return ahead.start(sample, in_thread=thread_clock is not None)
+
+    def _with_given(self, plan: Plan) -> Plan:
+        """Where planned groups continue a stored response: what each is given of which. An episode that its environment
+        would answer otherwise by now is not continued."""
+        mixer, room = self.experiment.mixer, self.experiment.sampling.max_response_tokens
+        if (prefix := mixer.injection.prefix) is None:
+            return plan
+        choices = self._choose(prefix.selector(self.experiment.selector), plan.stored)
+        pairs = [(question, choices[question.id].trajectory) for question in plan.replayed]
+        outdated = zip(pairs, self.engine.outdated(pairs), strict=True)
+        unusable = {question.id for (question, _), differs in outdated if differs}
+        return mixer.with_given(plan, choices, unusable, room, lambda one: pieces(one.token_ids, self.engine.decode))
 
     def _choose(
         self, selector: TrajectorySelector, stored: Mapping[Question, Sequence[Trajectory]]
