@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
@@ -151,6 +151,22 @@ class Prefix(Injection):
 
     def stored_for(self, group: RolloutGroup, choices: Mapping[str, Choice]) -> None:
         """None: the rollouts of a group stay as they are."""
+
+    def check_stored(self, response: Trajectory, room: int, ends: Collection[int], where: str) -> None:
+        """Raises ValueError for a response of another run that cannot be continued. room: tokens of a response; ends:
+        tokens that end one; where: for the message"""
+        given = min(int(self.share.largest * len(response)), len(response) - 1)
+        require(
+            given < room,
+            f"{where}: of a response of {len(response)} tokens {self.share!r} gives up to {given}, and leaves none of "
+            f"Sampling.max_response_tokens = {room} to continue it with; raise that, or give less",
+        )
+        early = [token for token in response.token_ids[:-1].tolist() if token in ends]
+        require(
+            not early,
+            f"{where}: a response has the end token {early and early[0]} before its end; whatever continued it would "
+            "follow a response that has ended. Its run had another end token",
+        )
 
     def direction(self, group: RolloutGroup, response: Trajectory) -> int:
         """1: its group should have been given more of this response, −1: less; 0 of one that could not be graded. A
