@@ -95,8 +95,8 @@ class Experiment:
         prefix = self.mixer.injection.prefix
         require(
             prefix is None or not str(self.experience or "").endswith(".jsonl"),
-            f"Work.experience = {self.experience!r}: ReplayMixer.injection = @Prefix() continues stored token ids, which "
-            "a text has not; take the buffer of a run (runs/x/checkpoint-100)",
+            f"Work.experience = {self.experience!r}: ReplayMixer.injection = @Prefix() continues stored token ids, and "
+            "a text has none; take the buffer of a run (runs/x/checkpoint-100)",
         )
         require(
             prefix is None or prefix.cut == "token" or self.environment.path is None,

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ..checks import Count, check_settings, require
 from ..records import Question, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
 from .indexed_set import IndexedSet
 from .selection import NEWEST, Choice, TrajectorySelector
-
-if TYPE_CHECKING:
-    from .prefix import Prefix
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,8 +39,8 @@ class Injection:
         return f"@{type(self).__name__}()"  # as in a gin file
 
     @property
-    def prefix(self) -> Prefix | None:
-        """Where planned groups continue a stored response instead of having it as a row."""
+    def prefix(self) -> Any:
+        """The `Prefix`, where planned groups continue a stored response instead of having it as a row; else None."""
         return None
 
     def candidates(self, buffer: ReplayBuffer) -> Mapping[Fraction, IndexedSet]:

@@ -53,7 +53,10 @@ class GivenShare:
 
 @dataclass(frozen=True, repr=False)
 class FixedShare(GivenShare):
-    """The same share always. value: 0 gives nothing, and the questions are only asked again"""
+    """The same share always.
+
+    value: 0 gives nothing, and the questions are only asked again
+    """
 
     value: ShareBelowOne = 0.5
 
@@ -63,7 +66,10 @@ class FixedShare(GivenShare):
 
 @dataclass(frozen=True, repr=False)
 class UniformShare(GivenShare):
-    """Drawn for each group, uniform in [lowest, highest]."""
+    """Drawn for each group, uniform between the two.
+
+    lowest, highest: bounds of the share
+    """
 
     lowest: ShareBelowOne = 0.0
     highest: ShareBelowOne = 0.9
