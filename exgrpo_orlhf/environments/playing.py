@@ -106,7 +106,7 @@ class Play:
         meta = {name: value for name, value in question.meta.items() if name != EXTRA_INFO}
         golds = question.answer
         self._label = as_in_other_readers([*golds] if isinstance(golds, tuple) else golds)
-        states = {"observation": self._text, "label": self._label, "seed": seed, "meta": as_in_other_readers(meta)}
+        states = {"observation": self._text, "label": self._label, "seed": self.seed, "meta": as_in_other_readers(meta)}
         self.episode: Worker | None = None
         try:
             self.episode = player.environment.server().worker()

@@ -35,7 +35,7 @@ LEFT_OPEN = {
 }
 
 
-VARIANTS = {variant.__name__ for variant in config.build._VARIANTS}  # those that are not bound have no settings
+VARIANTS = {variant.__name__ for variant in config.build.VARIANTS}  # those that are not bound have no settings
 
 
 def left_open(name: str) -> list[str]:
