@@ -327,7 +327,7 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
     "episodes": [some("rollout/turns", 1), in_both_halves("replay/actual_share")],
     "episodes, late and ahead": [injected, is_checked(3)],
 }
-KILLED = ("several rewards", "graded", "revisits", "weighted", "together", "episodes, late and ahead")
+KILLED = ("several rewards", "graded", "revisits", "weighted", "together", "continued", "episodes, late and ahead")
 
 
 @pytest.mark.slow
@@ -346,7 +346,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     done = timeless(tmp_path / "run")[1:]
     assert [acts(done) for acts in ACTS[name]] == [True] * len(ACTS[name])
     scored = some("replay/candidates_scored")(done)
-    assert scored == (name not in ("unscored", "late", "masked"))
+    assert scored == (name not in ("unscored", "late", "masked", "continued", "continued episodes"))
 
 
 def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
