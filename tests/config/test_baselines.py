@@ -73,7 +73,7 @@ def brought(warm_model, tmp_path_factory) -> dict[str, list[str]]:
     ]
     return {
         "luffy": [f"Work.experience = {str(folder / 'experts.jsonl')!r}"],
-        **dict.fromkeys(("rlep", "prefix_rl"), [f"Work.experience = {str(folder / 'run/checkpoint-5/replay')!r}"]),
+        **{key: [f"Work.experience = {str(folder / 'run/checkpoint-5/replay')!r}"] for key in ("rlep", "prefix_rl")},
         "arpo": ["ModularChains.count = 8"],  # each question in every step
         "sft": supervised,
         "sft_rl": supervised,
