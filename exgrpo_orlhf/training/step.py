@@ -75,7 +75,6 @@ class Trainer:
         """One step of ExGRPO, in the order of docs/algorithm.md. Returns its metrics. Raises as `run`."""
         clock, step = Clock(), self.steps + 1
         self.buffer.advance(step)
-        outdated = self._evict_outdated(step, clock)
         sample = self._sample(step, clock)
         next_batch = self._begin_next(step + 1, clock)
         batch = self._observe(sample, step, clock)
@@ -84,7 +83,7 @@ class Trainer:
         self._await(next_batch, clock)
         self.generated_tokens += sum(row.length for group in sample.groups for row in group.rollouts)
         self.steps = step
-        return self._report(sample, batch, stats, {"replay/stored": float(stored), **outdated}, clock)
+        return self._report(sample, batch, stats, float(stored), clock)
 
     def _sample(self, step: int, clock: Clock) -> _Sample:
         """The step's questions, their graded fresh rollouts, and the stored trajectories that stand beside them."""
@@ -196,7 +195,7 @@ class Trainer:
             clock.add(next_batch.clock)
 
     def _report(
-        self, sample: _Sample, batch: MixedBatch, stats: UpdateStats, of_buffer: Mapping[str, float], clock: Clock
+        self, sample: _Sample, batch: MixedBatch, stats: UpdateStats, stored: float, clock: Clock
     ) -> dict[str, float]:
         """The metrics of the step, from those who own them; without replay's where nothing is ever replayed."""
         experiment = self.experiment
@@ -216,24 +215,11 @@ class Trainer:
             **self.fresh.metrics(),
             **experiment.verifier.metrics(sample.groups, experiment.sampling.max_response_tokens),
             "replay/candidates_scored": float(scored),
-            **of_buffer,
+            "replay/stored": stored,
             "cost/generated_tokens": self.generated_tokens,
             **clock.times(),
         }
         return metrics if mixer.replays else {n: x for n, x in metrics.items() if not n.startswith("replay/")}
-
-    def _evict_outdated(self, step: int, clock: Clock) -> dict[str, float]:
-        """Where Environment.recheck_every is due: stored episodes that the environment would answer otherwise go."""
-        every, buffer = self.experiment.environment.recheck_every, self.buffer
-        if every is None or step % every:
-            return {}
-        stored = [(id_, entry) for id_, record in buffer.records.items() for entry in record.stored]
-        differ = self.engine.outdated([(self.fresh.question(id_), entry.trajectory) for id_, entry in stored])
-        for (id_, candidate), differs in zip(stored, differ, strict=True):
-            if differs:
-                buffer.evict(id_, candidate.key)
-        clock.lap("recheck")
-        return {"replay/outdated": float(sum(differ))}
 
     def _begin(self, step: int, clock: Clock, thread_clock: Clock | None = None) -> Future[BatchAhead]:
         """A step's questions: (1−ρ)·B fresh ones, ρ·B replayed ones with p ∝ N(accuracy; μ, σ), no question twice. And
@@ -263,6 +249,11 @@ class Trainer:
         pairs = [(question, choices[question.id].trajectory) for question in plan.replayed]
         outdated = zip(pairs, self.engine.outdated(pairs), strict=True)
         unusable = {question.id for (question, _), differs in outdated if differs}
+        if unusable:
+            log.warning(
+                "step %d: %d stored episodes are not continued: their environment answers otherwise by now",
+                *(plan.step, len(unusable)),
+            )
         return mixer.with_given(plan, choices, unusable, room, lambda one: pieces(one.token_ids, self.engine.decode))
 
     def _choose(

@@ -259,7 +259,6 @@ OPTIONS = {
     "episodes": [*CALCULATOR, "Optimizer.steps_per_batch = 2"],
     "episodes, late and ahead": [
         *CALCULATOR,
-        "Environment.recheck_every = 3",
         "train.generate_ahead = True",
         "ReplayMixer.rho = 0.0",
         "ReplayMixer.injection = @LateInjection()",
@@ -285,11 +284,6 @@ def falls(name: str) -> Callable[[list[dict]], bool]:
 def in_both_halves(name: str, low: float = 0) -> Callable[[list[dict]], bool]:
     """In steps before the resume, and in steps after it."""
     return lambda steps: all(max(row[name] for row in part) > low for part in (steps[:5], steps[5:]))
-
-
-def is_checked(every: int) -> Callable[[list[dict]], bool]:
-    """Nothing that is played again is outdated: it slips again as its seed says."""
-    return lambda steps: all(row.get("replay/outdated") == (None if row["step"] % every else 0) for row in steps)
 
 
 def share_rises(steps: list[dict]) -> bool:
@@ -325,7 +319,7 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
     "adapter": [passes],
     "several rewards": [in_both_halves("reward_part/chain_steps"), in_both_halves("replay/actual_share")],
     "episodes": [some("rollout/turns", 1), in_both_halves("replay/actual_share")],
-    "episodes, late and ahead": [injected, is_checked(3)],
+    "episodes, late and ahead": [injected],
 }
 KILLED = ("several rewards", "graded", "revisits", "weighted", "together", "continued", "episodes, late and ahead")
 
