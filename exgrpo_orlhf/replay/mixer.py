@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks import Count, Share, ShareBelowOne, check_settings, reference, require
-from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
+from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets
 from .injection import Beside, Injection
@@ -188,21 +188,18 @@ class ReplayMixer:
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
         parts = np.full((len(weights), *rewards.shape), np.nan)
-        for g, (_, members) in enumerate(groups):
-            for i, response in enumerate(members):
-                if response.reward is not None:
-                    rewards[g, i], gradable[g, i] = (
-                        response.reward + (penalty(response.length) if penalty else 0.0),
-                        True,
-                    )
-                    parts[:, g, i] = [dict(response.parts).get(name, np.nan) for name in weights]
+        for g, completed in enumerate(groups):
+            lengths = completed.lengths() if penalty else []
+            for i, reward in enumerate(completed.all_rewards()):
+                if reward is None:
+                    continue
+                rewards[g, i], gradable[g, i] = reward + (penalty(lengths[i]) if penalty else 0.0), True
+                if weights:
+                    of_row = dict(completed.rows[i].parts)
+                    parts[:, g, i] = [of_row.get(name, np.nan) for name in weights]
         several = [*weights.values()]
         values = advantages.of_several(parts, several) if several else advantages(rewards, gradable)
-        rows = [
-            [Row(group.question, member, float(values[g, i]), bool(gradable[g, i])) for i, member in enumerate(members)]
-            for g, (group, members) in enumerate(groups)
-        ]
-        return MixedBatch([group for group, _ in groups], rows, self.group_size)
+        return MixedBatch.of(groups, values, self.group_size)
 
     def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """As `Injection.late_stored`, once replay has started."""

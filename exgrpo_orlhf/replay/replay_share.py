@@ -49,8 +49,8 @@ class ReplayShare:
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
         """Start once a batch's Pass@1 exceeds `start_at_accuracy`; replay never stops again. step: the last one that is
         planned already"""
-        graded = sum(group.graded for group in groups)
-        if self.started or not graded or self.start_at_accuracy is None:
+        if self.started or self.start_at_accuracy is None:
             return
-        if Fraction(sum(group.correct for group in groups), graded) > self.start_at_accuracy:
+        graded = sum(group.graded for group in groups)
+        if graded and Fraction(sum(group.correct for group in groups), graded) > self.start_at_accuracy:
             self.started_at = step

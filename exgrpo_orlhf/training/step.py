@@ -82,7 +82,7 @@ class Trainer:
         stats = self._learn(batch, step, next_batch, clock)
         stored = self._remember(sample, batch, stats, step, clock)
         self._await(next_batch, clock)
-        self.generated_tokens += sum(row.length for group in sample.groups for row in group.rollouts)
+        self.generated_tokens += sum(group.length for group in sample.groups)
         self.steps = step
         return self._report(sample, batch, stats, {"replay/stored": float(stored), **outdated}, clock)
 
