@@ -157,10 +157,10 @@ class Engine(ABC):
         """The response as text (`response_text`). For verifiers and people; it is never encoded again."""
         return response_text(self.tokenizer, token_ids.tolist(), *self.prompts.settings.thought_tags)
 
-    def written(self, question: Question, rollout: Rollout) -> Written:
-        """As a verifier gets it."""
+    def written(self, question: Question, rollouts: Sequence[Rollout]) -> list[Written]:
+        """Responses to a question as a verifier gets them."""
         observations = self.player is not None and self.player.environment.observations_graded
-        return written_to(self.prompts, question, rollout, observations)
+        return written_to(self.prompts, question, rollouts, observations)
 
     @abstractmethod
     def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:

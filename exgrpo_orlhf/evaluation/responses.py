@@ -50,7 +50,7 @@ class Response:
         text = response_text(tokenizer, rollout.token_ids.tolist(), *tags)
         prompt = lambda: (request.prompt, request.prompt_ids)
         observations = player is not None and player.environment.observations_graded
-        as_written = written(rollout, prompt, in_thought, tokenizer, tags, observations)
+        (as_written,) = written([rollout], prompt, in_thought, tokenizer, tags, observations)
         return cls(request, text, rollout.length, rollout.finish, as_written, grade=rollout.grade)
 
 

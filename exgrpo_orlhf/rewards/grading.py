@@ -128,8 +128,10 @@ class Answers:
     def grades(self) -> list[Grade]:
         """Of all pairs, in order. Blocks. Raises as `Verifier.grade`."""
         if (here := self.kind.here) is not None:
+            questions = {question.id: question for question, _ in self.pairs}
+            questions = {id_: replace(question, answer=question.answer_text) for id_, question in questions.items()}
             return [
-                _NO_ANSWER if response is None else here(replace(question, answer=question.answer_text), response)
+                _NO_ANSWER if response is None else here(questions[question.id], response)
                 for (question, _), response in zip(self.pairs, self.texts, strict=True)
             ]
         by_key = {**self._graded(), _UNFINISHED: _NO_ANSWER}

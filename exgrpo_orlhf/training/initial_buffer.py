@@ -111,7 +111,7 @@ def read_experts(
         encoded.append(np.array(ids, np.int32))
     # As rollouts are graded: by what the tokens say, which is not the text where the tokenizer lacks a character.
     pairs = [
-        (question, written_to(prompts, question, Rollout(ids, "stop")))
+        (question, written_to(prompts, question, [Rollout(ids, "stop")])[0])
         for question, ids in zip(matches, encoded, strict=True)
     ]
     grades = verifier.grade_all(pairs)
