@@ -255,7 +255,7 @@ class Trainer:
 
     def _rollout(self, plan: Plan, graded: list[RolloutGroup], clock: Clock) -> list[RolloutGroup]:
         """K graded fresh rollouts of each of a plan's questions, or as many as are asked for around a stored one; of
-        OpenRLHF they are graded while it is still generating others. With train.generate_ahead they get the log-probs of
+        OpenRLHF they are graded while others are still generated. With train.generate_ahead they get the log-probs of
         the policy that sampled them. graded: the step's groups so far"""
         engine, verifier = self.engine, self.experiment.verifier
         with closing(clock.timed("rollout", engine.rollout(plan, self.experiment.mixer.group_size))) as rollouts:
