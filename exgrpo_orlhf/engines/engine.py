@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.episodes import play
-from ..environments.playing import Player, episode_seeds, outdated
+from ..environments.playing import Player, episode_seeds, outdated, play
 from ..experiment import Experiment, Outcome
 from ..grader.grade import Grade
 from ..io.files import Files

@@ -8,8 +8,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ..environments.episodes import play
-from ..environments.playing import Player
+from ..environments.playing import Player, play
 from ..grader.grade import Grade
 from ..grader.thoughts import Tags, opens_thought
 from ..questions.special_tokens import response_text

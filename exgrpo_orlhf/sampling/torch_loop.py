@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import Any
@@ -96,8 +96,9 @@ class LoopSampler(Sampler):
                     "LocalEngine.generation_rows"
                 ) from error
 
-    def forget(self, session: int) -> None:
-        self.kept.pop(session, None)
+    def forget(self, sessions: Iterable[int]) -> None:
+        for session in sessions:
+            self.kept.pop(session, None)
 
     def describe(self) -> dict[str, Any]:
         return {
