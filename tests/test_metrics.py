@@ -13,7 +13,7 @@ from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.replay import DifficultyBuckets, Plan, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.dynamic_sampling import SelectedBatch
+from exgrpo_orlhf.replay.plan import SelectedBatch
 from exgrpo_orlhf.training.step import batch_metrics
 
 BETA = 0.1

@@ -1,6 +1,6 @@
 """Mixes fresh and replayed questions: what a step plans, and how its groups become rows.
 
-How much is replayed is in `replay_share.py`, which groups get a stored trajectory in `injection.py`, what becomes
+How much is replayed is in `ReplayShare`, which groups get a stored trajectory in `injection.py`, what becomes
 experience in `store_rule.py`.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
+from fractions import Fraction
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -16,12 +17,10 @@ import numpy.typing as npt
 from ..checks import Count, Share, ShareBelowOne, check_settings, reference, require
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
-from .difficulty import DifficultyBuckets
-from .injection import Beside, Injection
+from .difficulty import DifficultyBuckets, as_fraction
+from .injection import Beside, Choice, Injection
 from .plan import FreshSource, Plan
-from .replay_share import ReplayShare
 from .sampling import QuestionSampler
-from .selection import Choice
 from .store_rule import Floats, Successes
 
 PAPER_INJECTION, PAPER_RULE = Beside(), Successes()
@@ -44,6 +43,52 @@ class MixerParts:
     group_size: int
     questions_per_step: int
     rng: np.random.Generator
+
+
+class ReplayShare:
+    """ρ of a step: 0 until a batch's Pass@1 exceeds `start_at_accuracy`, then a line from `rho` to `rho_end`.
+
+    Settings as in `ReplayMixer`. started_at: the last step that was planned before the start; None: not started
+    """
+
+    def __init__(
+        self, rho: float, rho_end: float | None, rho_steps: int | None, start_at_accuracy: float | None
+    ) -> None:
+        """Raises ValueError for rho_end without rho_steps or the reverse."""
+        require(
+            (rho_end is None) == (rho_steps is None),
+            "ReplayMixer.rho_end and ReplayMixer.rho_steps are both numbers, or both None (constant ρ); got "
+            f"{rho_end!r} and {rho_steps!r}",
+        )
+        self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
+        self.rho_steps = 1 if rho_steps is None else rho_steps
+        self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
+        self.started_at: int | None = 0 if start_at_accuracy is None else None
+
+    @property
+    def started(self) -> bool:
+        return self.started_at is not None
+
+    @property
+    def largest(self) -> Fraction:
+        """0: no question is ever planned for replay."""
+        return max(self.rho, self.rho_end)
+
+    def at(self, step: int) -> Fraction:
+        """The step's ρ, exact. Replay may begin in the step after the start."""
+        if self.started_at is None:
+            return Fraction(0)
+        steps = min(max(step - self.started_at - 1, 0), self.rho_steps)
+        return self.rho + (self.rho_end - self.rho) * steps / self.rho_steps
+
+    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
+        """Start once a batch's Pass@1 exceeds `start_at_accuracy`; replay never stops again. step: the last one that is
+        planned already"""
+        if self.started or self.start_at_accuracy is None:
+            return
+        graded = sum(group.graded for group in groups)
+        if graded and Fraction(sum(group.correct for group in groups), graded) > self.start_at_accuracy:
+            self.started_at = step
 
 
 @dataclass(eq=False)

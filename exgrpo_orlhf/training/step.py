@@ -25,8 +25,8 @@ from ..io.progress import Clock
 from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, MixedBatch, Question, Rollout, RolloutGroup, Trajectory, mean
 from ..replay import Plan, ReplayBuffer, TrajectorySelector
-from ..replay.dynamic_sampling import SelectedBatch
-from ..replay.selection import Choice
+from ..replay.injection import Choice
+from ..replay.plan import SelectedBatch
 from ..tracking.decisions import DecisionLog, StepRecord
 from . import ahead
 from .ahead import BatchAhead

@@ -15,7 +15,7 @@ from replay_builders import QUESTIONS, K, assemble, filled, group, ids_of, mixer
 from test_sampling import assert_follows, draw, pool
 
 from exgrpo_orlhf.replay import QuestionSampler, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
+from exgrpo_orlhf.replay.plan import DynamicSampling
 from exgrpo_orlhf.training.step import batch_metrics
 
 ID = QUESTIONS[0].id
