@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from exgrpo_orlhf.engines.model import changes_logits, mixing_of_rows
 from exgrpo_orlhf.engines.rows import ForwardRow, padded, probe_rows
 from exgrpo_orlhf.records import Measured
-from exgrpo_orlhf.sampling.generation import check_rows
+from exgrpo_orlhf.sampling.batch import check_rows
 
 LIMIT = 1e-3  # nats
 BASE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +28,13 @@ from ..questions.special_tokens import response_text
 from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from ..replay import Plan, ReplayBuffer
 from ..rewards import Written
-from ..rewards.written import written_to
+from ..rewards.grading import written_to
 from ..sampling import Request, Sampler, StepSeed
 from ..settings import Sampling
 from .rows import ForwardRow
 
 log = logging.getLogger(__name__)
+Item = TypeVar("Item")
 LogProbs = npt.NDArray[np.float32]
 
 
@@ -209,6 +211,33 @@ class Engine(ABC):
     @abstractmethod
     def load(self, folder: Path) -> None:
         """Loads the state that `save` put beside the weights. The weights were loaded when the engine was made."""
+
+
+class Clock:
+    """Seconds of each part of a step."""
+
+    def __init__(self) -> None:
+        self.begin = self.last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self.last
+        self.last = now
+
+    def add(self, other: Clock) -> None:
+        """The parts of a clock that ran beside this one."""
+        self.laps |= {name: self.laps.get(name, 0.0) + seconds for name, seconds in other.laps.items()}
+
+    def timed(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
+        """The same items; the lap ends when there are no more."""
+        yield from items
+        self.lap(name)
+
+    def times(self) -> dict[str, float]:
+        """Seconds of each part and of all."""
+        metrics = {f"time/{name}": seconds for name, seconds in self.laps.items()}
+        return {**metrics, "time/step": time.perf_counter() - self.begin}
 
 
 MakeEngine = Callable[[Path | None], Engine]  # with the weights of a checkpoint if there is one

@@ -14,7 +14,7 @@ from ..grader.thoughts import Tags, opens_thought
 from ..questions.special_tokens import response_text
 from ..records import Question, Rollout
 from ..rewards import Written
-from ..rewards.written import written
+from ..rewards.grading import written
 from ..sampling import EngineLost, Request, Sampler, ServedRollout
 
 Key = tuple[str, int, int]  # benchmark, row of its set (from 0), sample (from 0)

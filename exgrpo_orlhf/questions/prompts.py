@@ -280,7 +280,8 @@ class PromptEncoder:
         if self._chat or template.turns is None:
             return self._by_chat_template(turns, question)
         own = question.meta.get("chat_template_kwargs")
-        require(not own, f"{_name(question)} has chat_template_kwargs, {own!r:.80}, but no chat template takes them")
+        if own:
+            raise ValueError(f"{_name(question)} has chat_template_kwargs, {own!r:.80}, which no chat template takes")
         if not template.turns:
             text, roles = self.settings.template, [role for role, _ in turns]
             if roles != ["user"] and (roles != ["system", "user"] or "{system}" not in text):

@@ -20,7 +20,7 @@ from ..records import Question, Rollout, Trajectory
 from ..replay import ReplayBuffer, snapshot
 from ..replay.store_rule import AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
-from ..rewards.written import written_to
+from ..rewards.grading import written_to
 
 
 def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -> ReplayBuffer:

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..engines.engine import Engine, NonFiniteUpdate, UpdateStats
+from ..engines.engine import Clock, Engine, NonFiniteUpdate, UpdateStats
 from ..experiment import Experiment
 from ..io.files import write
-from ..io.progress import Clock
 from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, MixedBatch, Question, Rollout, RolloutGroup, Trajectory, mean
 from ..replay import Plan, ReplayBuffer, TrajectorySelector

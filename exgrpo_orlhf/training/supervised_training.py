@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..attention.products import large_layers
-from ..engines.local.forward import PolicyForward
-from ..engines.local.placement import Recomputing, dtype_of
+from ..engines.local.forward import PolicyForward, Recomputing
+from ..engines.local.placement import dtype_of
 from ..engines.rows import ForwardRow
 from ..engines.schedule import rate_share
 from .optimiser_steps import optimiser_steps

@@ -26,9 +26,9 @@ from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import Verifier, Written, kinds
+from exgrpo_orlhf.rewards.grading import written_to
 from exgrpo_orlhf.rewards.pool import Pool
 from exgrpo_orlhf.rewards.protocol import single
-from exgrpo_orlhf.rewards.written import written_to
 from exgrpo_orlhf.workers.fork_server import close_workers
 
 # The gold answer stands in the question too.

@@ -1,26 +1,39 @@
 """The policy's forward pass over rows of prompt and response: log-probs and entropies of the response tokens.
 
 Rows are padded, or packed with each distinct prompt once (`attention/packing.py`): on a CPU where prompts are much of
-the work.
+the work. What saves memory, and says that there is too little of it, is here too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ...attention.implementation import PACKED, Unfit, attention_is, is_plain
-from ...attention.packing import WORTHWHILE, Packed, hidden_states, packed_batches, repeated_share
+from ...attention.packing import (
+    PACKED,
+    WORTHWHILE,
+    Packed,
+    Unfit,
+    attention_is,
+    hidden_states,
+    is_plain,
+    packed_batches,
+    repeated_share,
+)
+from ...objective.token_stats import response_stats
 from ...records import Measured
-from ..model import changes_logits, response_stats
+from ...sampling import EngineLost
+from ..model import changes_logits
 from ..rows import MAX_PADDING, ForwardRow, micro_batches, padded, probe_rows
 
 _warn_once = cache(logging.getLogger(__name__).warning)  # a reference policy has the same cause
@@ -131,6 +144,60 @@ class PolicyForward:
         with self.autocast():
             in_one, rounded = results(one_call=True), results(one_call=False)
         return all((a - e).norm() <= 3 * (b - e).norm() for a, b, e in zip(in_one, rounded, exact, strict=True))
+
+
+class Recomputing:
+    """Within its context, activations are computed again in the backward pass (LocalEngine.gradient_checkpointing).
+
+    transformers does that only for layers in training mode. They are in it when they are called, and back in
+    evaluation mode while they compute: some call dropout themselves. Generation keeps its cache.
+    """
+
+    def __init__(self, model: PreTrainedModel, wanted: bool) -> None:
+        """Raises ValueError for a model that cannot do it."""
+        self._layers: list[GradientCheckpointingLayer] = []
+        if not wanted:
+            return
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        if not self._layers:
+            raise ValueError(f"LocalEngine.gradient_checkpointing: {type(model).__name__} has no layers that can do it")
+        for layer in self._layers:
+            checkpoint: Any = layer._gradient_checkpointing_func
+            layer._gradient_checkpointing_func = partial(_evaluating, layer, checkpoint)  # type: ignore[assignment]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        for layer in self._layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.training = False
+
+
+def _evaluating(
+    layer: GradientCheckpointingLayer, checkpoint: Callable[..., Any], forward: Callable[..., Any], *args: Any
+) -> Any:
+    def evaluate(*args: Any) -> Any:
+        with patch.object(layer, "training", False):
+            return forward(*args)
+
+    return checkpoint(evaluate, *args)
+
+
+@contextmanager
+def within_memory() -> Iterator[None]:
+    """Raises EngineLost, with the settings that need less, if the GPU's memory is too small for the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EngineLost(
+            f"the GPU's memory is too small ({' '.join(str(error).split())[:200]}): lower "
+            "LocalEngine.micro_batch_tokens, bind LocalEngine.gradient_checkpointing = True, or lower "
+            "LocalEngine.sampler_memory if vLLM samples"
+        ) from error
 
 
 def per_row(rows: Sequence[ForwardRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:

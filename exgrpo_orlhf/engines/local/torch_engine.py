@@ -20,14 +20,14 @@ from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Rollout
 from ...sampling import Sampler
-from ...sampling.generation import check_rows
+from ...sampling.batch import check_rows
 from ...sampling.torch_loop import LoopSampler
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
 from ..lora import FOLDER, Adapter
 from ..rows import ForwardRow
-from .forward import PolicyForward
-from .placement import check_model, device_of, dtype_of, end_and_pad, load, within_memory
+from .forward import PolicyForward, within_memory
+from .placement import check_model, device_of, dtype_of, end_and_pad, load
 from .update import PolicyUpdate, Reference
 
 _FULL = LoRA()  # training of all weights

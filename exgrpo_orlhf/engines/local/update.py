@@ -18,8 +18,7 @@ from ...settings import LocalEngine, Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from ..schedule import scheduler
-from .forward import PolicyForward, per_row
-from .placement import Recomputing
+from .forward import PolicyForward, Recomputing, per_row
 
 log = logging.getLogger(__name__)
 

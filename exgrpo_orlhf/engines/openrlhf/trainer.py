@@ -17,13 +17,12 @@ from ...checkpoints import CheckpointError, name_end_tokens
 from ...environments.playing import player_of
 from ...io import tokenizer_file
 from ...io.files import Files
-from ...io.progress import Clock
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, RolloutGroup
 from ...sampling import EngineLost
 from ...sampling.ray_engines import RaySampler, results
-from ..engine import Engine, LogProbs, NonFiniteUpdate, RunSpec, UpdateStats
+from ..engine import Clock, Engine, LogProbs, NonFiniteUpdate, RunSpec, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from . import patches, universal
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
