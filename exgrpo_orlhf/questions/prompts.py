@@ -281,7 +281,7 @@ class PromptEncoder:
             return self._by_chat_template(turns, question)
         own = question.meta.get("chat_template_kwargs")
         if own:
-            raise ValueError(f"{_name(question)} has chat_template_kwargs, {own!r:.80}, which no chat template takes")
+            raise ValueError(f"{_name(question)} has chat_template_kwargs, {own!r:.80}, but no chat template takes it")
         if not template.turns:
             text, roles = self.settings.template, [role for role, _ in turns]
             if roles != ["user"] and (roles != ["system", "user"] or "{system}" not in text):
