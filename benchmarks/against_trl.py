@@ -161,8 +161,8 @@ def largest_difference(ours: Ours, trainer: GRPOTrainer) -> float:
         {
             "prompt_ids": padded([row.prompt for row in forward], "left"),
             "prompt_mask": padded([[1] * len(row.prompt) for row in forward], "left"),
-            "completion_ids": padded([row.response.astype(np.int64) for row in forward]),
-            "completion_mask": padded([[1] * len(row.response) for row in forward]),
+            "completion_ids": padded([row.token_ids.astype(np.int64) for row in forward]),
+            "completion_mask": padded([[1] * len(row.token_ids) for row in forward]),
             "advantages": advantages,
             "old_per_token_logps": padded(behaviour.split(lengths.tolist())),
         },

@@ -273,6 +273,7 @@ class Row:
 
     advantage: 0 where the row could not be graded, or its group has no signal
     in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
+    prompt: its token ids (P,), as an engine encodes it; empty in a batch that no engine has trained on
     trajectory: the stored trajectory, or None for a fresh rollout
     length: A, the number of tokens that the policy sampled: what the loss and its normaliser count
     """
@@ -281,6 +282,7 @@ class Row:
     response: Rollout | Trajectory
     advantage: float
     in_loss: bool
+    prompt: Sequence[int] = field(default=(), repr=False, compare=False)
     trajectory: Trajectory | None = field(init=False, repr=False, compare=False)
     length: int = field(init=False, repr=False, compare=False)
 
@@ -293,6 +295,20 @@ class Row:
     def token_ids(self) -> npt.NDArray[np.int32]:
         """int32 (T,), of the response"""
         return self.response.token_ids
+
+    @property
+    def actions(self) -> Actions | None:
+        """bool (T,), as a `Rollout` has them"""
+        return self.response.actions
+
+    @property
+    def targets(self) -> npt.NDArray[np.int32]:
+        """int32 (A,), the tokens that are measured and trained on"""
+        return self.token_ids if self.actions is None else self.token_ids[self.actions]
+
+    def __len__(self) -> int:
+        """P + T"""
+        return len(self.prompt) + len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -307,11 +323,13 @@ class MixedBatch:
     group_size: int
 
     @classmethod
-    def of(cls, groups: Sequence[CompletedGroup], advantages: Any, group_size: int) -> MixedBatch:
-        """advantages: (G, K), of each row. Raises ValueError if a group is not graded."""
+    def of(
+        cls, groups: Sequence[CompletedGroup], advantages: Any, group_size: int, prompts: Sequence[Sequence[int]]
+    ) -> MixedBatch:
+        """advantages: (G, K), of each row; prompts: of each group. Raises ValueError if a group is not graded."""
         rows = [
             [
-                Row(group.question, response, float(advantages[g, i]), in_loss=response.reward is not None)
+                Row(group.question, response, float(advantages[g, i]), response.reward is not None, prompts[g])
                 for i, response in enumerate(responses)
             ]
             for g, (group, responses) in enumerate(groups)

@@ -85,17 +85,20 @@ def attention_is(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 class PackedRow(Protocol):
-    """prompt: token ids (P,); response: int32 (T,); actions: bool (T,), of the tokens that are measured, or None: all.
-    Its length is P + T."""
+    """prompt: token ids (P,); token_ids: int32 (T,), of the response; actions: bool (T,), of the tokens that are
+    measured, or None: all; targets: int32 (A,), these. Its length is P + T."""
 
     @property
     def prompt(self) -> Sequence[int]: ...
 
     @property
-    def response(self) -> npt.NDArray[np.int32]: ...
+    def token_ids(self) -> npt.NDArray[np.int32]: ...
 
     @property
     def actions(self) -> npt.NDArray[np.bool_] | None: ...
+
+    @property
+    def targets(self) -> npt.NDArray[np.int32]: ...
 
     def __len__(self) -> int: ...
 
@@ -105,7 +108,8 @@ def by_prompt(rows: Sequence[PackedRow]) -> list[list[int]]:
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(tuple(row.prompt), []).append(i)
-    return [sorted(group, key=lambda i: (-len(rows[i].response), i)) for group in groups.values()]
+    lengths = [len(row.token_ids) for row in rows]
+    return [sorted(group, key=lambda i: (-lengths[i], i)) for group in groups.values()]
 
 
 def repeated_share(rows: Sequence[PackedRow]) -> float:
@@ -124,7 +128,7 @@ def packed_batches(rows: Sequence[PackedRow], token_budget: int) -> Iterator[lis
     for group in sorted(by_prompt(rows), key=lambda group: (-len(rows[group[0]]), group[0])):
         prompt, new = len(rows[group[0]].prompt), True
         for i in group:
-            response = len(rows[i].response)
+            response = len(rows[i].token_ids)
             if part and tokens + response + prompt * new > token_budget:
                 yield part
                 part, tokens, new = [], 0, True
@@ -223,12 +227,12 @@ class Packed:
             positions.append(np.arange(prompt.length))
             end += prompt.length
             for i in group:
-                length = len(rows[i].response) - 1
+                length = len(rows[i].token_ids) - 1
                 places = np.array([prompt.begin + prompt.length - 1, *range(end, end + length)])
                 predicts[i] = places if rows[i].actions is None else places[rows[i].actions]
                 if length:
                     responses.append(Span(end, length, prompt.begin, prompt.length))
-                    ids.append(rows[i].response[:-1].astype(np.int64))
+                    ids.append(rows[i].token_ids[:-1].astype(np.int64))
                     positions.append(np.arange(prompt.length, prompt.length + length))
                     end += length
         self.one_call = OneCall(sorted(prompts + responses), device) if one_call else None

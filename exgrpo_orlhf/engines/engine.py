@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,16 @@ from ..io.stopping import Stop
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_text
-from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from ..replay import Plan, ReplayBuffer
 from ..rewards import Written
 from ..rewards.grading import written_to
 from ..sampling import Request, Sampler, StepSeed
 from ..settings import Sampling
 from .rows import ForwardRow
+
+if TYPE_CHECKING:
+    from ..attention.packing import PackedRow
 
 log = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -164,7 +167,7 @@ class Engine(ABC):
         return written_to(self.prompts, question, rollouts, observations)
 
     @abstractmethod
-    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+    def measure(self, rows: Sequence[PackedRow]) -> list[Measured]:
         """Each row under the current policy, without gradient."""
 
     def score(self, stored: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
@@ -188,10 +191,11 @@ class Engine(ABC):
         rows = [ForwardRow.of(self.prompts.encode(question), response) for question, response in responses]
         return iter(self.measure(rows))
 
-    def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
-        """Prompt and response of each row of the flattened batch."""
-        prompts = [self.prompts.encode(group.question) for group in batch.groups]
-        return [ForwardRow.of(ids, row.response) for ids, rows in zip(prompts, batch.rows, strict=True) for row in rows]
+    def forward_rows(self, batch: MixedBatch) -> list[Row]:
+        """The rows of the flattened batch; those without a prompt get one."""
+        return [
+            row if row.prompt else replace(row, prompt=self.prompts.encode(row.question)) for row in batch.flat_rows()
+        ]
 
     @abstractmethod
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:

@@ -225,11 +225,12 @@ class ReplayMixer:
         advantages: Advantages,
         penalty: Callable[[int], float] | None = None,
         weights: Mapping[str, float] = {},
+        encode: Callable[[Question], Sequence[int]] = lambda question: (),
     ) -> MixedBatch:
         """Compute advantages over the rows that are trained on. A stored success keeps its stored reward: it is never
         graded again. penalty: of a response's length in tokens, added to its reward here alone, of a fresh row and of a
-        stored one. weights: by name, of several rewards of which each has its own advantages. Raises ValueError if a
-        group is not graded."""
+        stored one. weights: by name, of several rewards of which each has its own advantages. encode: the token ids of
+        a question's prompt. Raises ValueError if a group is not graded."""
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
         parts = np.full((len(weights), *rewards.shape), np.nan)
@@ -244,7 +245,8 @@ class ReplayMixer:
                     parts[:, g, i] = [of_row.get(name, np.nan) for name in weights]
         several = [*weights.values()]
         values = advantages.of_several(parts, several) if several else advantages(rewards, gradable)
-        return MixedBatch.of(groups, values, self.group_size)
+        prompts = [encode(completed.group.question) for completed in groups]
+        return MixedBatch.of(groups, values, self.group_size, prompts)
 
     def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """As `Injection.late_stored`, once replay has started."""

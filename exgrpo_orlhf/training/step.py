@@ -138,7 +138,8 @@ class Trainer:
         penalty = lambda tokens: verifier.overlong_penalty(tokens, experiment.sampling.max_response_tokens)
         penalised = verifier.overlong_share is not None
         weights = verifier.weights if experiment.advantages.of_each_reward else {}
-        batch = mixer.assemble(sample.selected.groups, experiment.advantages, penalty if penalised else None, weights)
+        encode, bound = self.engine.prompts.encode, penalty if penalised else None
+        batch = mixer.assemble(sample.selected.groups, experiment.advantages, bound, weights, encode)
         batch = experiment.dynamic_sampling.masked(batch)
         clock.lap("assemble")
         return batch

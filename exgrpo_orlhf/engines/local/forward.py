@@ -23,6 +23,7 @@ from ...attention.packing import (
     PACKED,
     WORTHWHILE,
     Packed,
+    PackedRow,
     Unfit,
     attention_is,
     hidden_states,
@@ -34,7 +35,7 @@ from ...objective.token_stats import response_stats
 from ...records import Measured
 from ...sampling import EngineLost
 from ..model import changes_logits
-from ..rows import MAX_PADDING, ForwardRow, micro_batches, padded, probe_rows
+from ..rows import MAX_PADDING, micro_batches, padded, probe_rows
 
 _warn_once = cache(logging.getLogger(__name__).warning)  # a reference policy has the same cause
 
@@ -61,7 +62,7 @@ class PolicyForward:
     def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
-    def batches(self, rows: Sequence[ForwardRow], token_budget: int) -> Iterator[tuple[list[int], bool]]:
+    def batches(self, rows: Sequence[PackedRow], token_budget: int) -> Iterator[tuple[list[int], bool]]:
         """Positions of rows in batches of at most `token_budget` tokens, and whether to pack them. Of packed rows a
         prompt counts once, of others the padding too."""
         pack = self.packs and repeated_share(rows) >= self.least_repeated
@@ -69,7 +70,7 @@ class PolicyForward:
         for part in packed_batches(rows, token_budget) if pack else micro_batches(rows, token_budget, limit):
             yield part, pack
 
-    def __call__(self, rows: Sequence[ForwardRow], pack: bool = False) -> tuple[Tensor, Tensor]:
+    def __call__(self, rows: Sequence[PackedRow], pack: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probs (at the sampling temperature) and entropies (at 1) of the rows' actions, end to end: (A,).
 
         The hidden state before a token predicts it: for a prompt of P tokens, positions P−1 … P+T−2 of the row. No
@@ -80,7 +81,7 @@ class PolicyForward:
             hidden = hidden_states(self.model, Packed(rows, self.device, self.one_call)) if pack else self._padded(rows)
         return response_stats(self.head, hidden.to(self.compute_dtype), targets, self.temperature)
 
-    def _padded(self, rows: Sequence[ForwardRow]) -> Tensor:
+    def _padded(self, rows: Sequence[PackedRow]) -> Tensor:
         """The hidden states that predict the rows' actions, (A, D). Causal attention never looks at the padding on the
         right, so no mask is needed."""
         ids, actions = padded(rows)  # (R, W)
@@ -90,7 +91,7 @@ class PolicyForward:
         return hidden
 
     @torch.no_grad()
-    def measure(self, rows: Sequence[ForwardRow], token_budget: int) -> list[Measured]:
+    def measure(self, rows: Sequence[PackedRow], token_budget: int) -> list[Measured]:
         """Each row, without gradient, in batches of at most `token_budget` tokens."""
         measured: dict[int, Measured] = {}
         for part, pack in self.batches(rows, token_budget):
@@ -128,7 +129,7 @@ class PolicyForward:
             return False
 
     @torch.enable_grad()
-    def _only_rounds(self, rows: Sequence[ForwardRow]) -> bool:
+    def _only_rounds(self, rows: Sequence[PackedRow]) -> bool:
         """Whether attention in one call changes hidden states, and their gradient in the embedded tokens, by at
         most three times what the compute dtype changes where attention has tables."""
         embedding = self.model.get_input_embeddings()
@@ -200,7 +201,7 @@ def within_memory() -> Iterator[None]:
         ) from error
 
 
-def per_row(rows: Sequence[ForwardRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:
+def per_row(rows: Sequence[PackedRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:
     """What `PolicyForward` returned for these rows, split into one entry per row, on the CPU."""
     lengths = [len(row.targets) for row in rows]
     parts = (values.detach().cpu().split(lengths) for values in (logprobs, entropies))
