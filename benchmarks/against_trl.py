@@ -35,7 +35,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
-from exgrpo_orlhf.engines.local.forward import ForwardRow
+from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.objective import TokenBatch
 from exgrpo_orlhf.questions.prompts import PromptEncoder
