@@ -161,7 +161,7 @@ def test_an_update_weighs_rows_that_were_generated_ahead_by_the_log_probs_that_t
     stats = trainer.update(batch, LOSS)
     assert len(trainer.measured) == (len(flat) if bindings else 2)
     for row, behaviour in zip(flat, stats.behaviour_logprobs, strict=True):
-        assert behaviour.tobytes() == row.token_ids.behaviour_logprobs.tobytes()
+        assert behaviour.tobytes() == row.response.behaviour_logprobs.tobytes()
     assert stats.metrics["policy/clip_share"] > 0.01
     assert stats.metrics["policy/approx_kl"] > 0.01
 
