@@ -198,6 +198,11 @@ class RolloutGroup:
         return sum(rollout.grade is not None and rollout.grade.correct for rollout in self.rollouts)
 
     @property
+    def length(self) -> int:
+        """Tokens that the policy sampled"""
+        return sum(rollout.length for rollout in self.rollouts)
+
+    @property
     def accuracy(self) -> Fraction | None:
         """k/n over the gradable fresh rollouts, exact; None where fewer than two (of one: none) could be graded.
 
@@ -250,8 +255,16 @@ class CompletedGroup(NamedTuple):
 
     @property
     def rewards(self) -> list[float]:
-        """Of the rows that could be graded."""
-        return [row.reward for row in self.rows if row.reward is not None]
+        """Of the rows that could be graded. Raises ValueError before grading."""
+        return [reward for reward in self.all_rewards() if reward is not None]
+
+    def all_rewards(self) -> list[float | None]:
+        """Of each row; None where it could not be graded. Raises ValueError before grading."""
+        return [row.reward for row in self.rows]
+
+    def lengths(self) -> list[int]:
+        """Of each row, the tokens that the policy sampled."""
+        return [row.length for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -260,12 +273,23 @@ class Row:
 
     advantage: 0 where the row could not be graded, or its group has no signal
     in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
+    prompt: its token ids (P,), as an engine encodes it; empty in a batch that no engine has trained on
+    trajectory: the stored trajectory, or None for a fresh rollout
+    length: A, the number of tokens that the policy sampled: what the loss and its normaliser count
     """
 
     question: Question
     response: Rollout | Trajectory
     advantage: float
     in_loss: bool
+    prompt: Sequence[int] = field(default=(), repr=False, compare=False)
+    trajectory: Trajectory | None = field(init=False, repr=False, compare=False)
+    length: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        is_stored = isinstance(self.response, Trajectory)
+        object.__setattr__(self, "trajectory", self.response if is_stored else None)
+        object.__setattr__(self, "length", self.response.length)
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
@@ -273,14 +297,18 @@ class Row:
         return self.response.token_ids
 
     @property
-    def length(self) -> int:
-        """A, the number of tokens that the policy sampled: what the loss and its normaliser count"""
-        return self.response.length
+    def actions(self) -> Actions | None:
+        """bool (T,), as a `Rollout` has them"""
+        return self.response.actions
 
     @property
-    def trajectory(self) -> Trajectory | None:
-        """The stored trajectory, or None for a fresh rollout."""
-        return self.response if isinstance(self.response, Trajectory) else None
+    def targets(self) -> npt.NDArray[np.int32]:
+        """int32 (A,), the tokens that are measured and trained on"""
+        return self.token_ids if self.actions is None else self.token_ids[self.actions]
+
+    def __len__(self) -> int:
+        """P + T"""
+        return len(self.prompt) + len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -293,6 +321,20 @@ class MixedBatch:
     groups: list[RolloutGroup]
     rows: list[list[Row]]
     group_size: int
+
+    @classmethod
+    def of(
+        cls, groups: Sequence[CompletedGroup], advantages: Any, group_size: int, prompts: Sequence[Sequence[int]]
+    ) -> MixedBatch:
+        """advantages: (G, K), of each row; prompts: of each group. Raises ValueError if a group is not graded."""
+        rows = [
+            [
+                Row(group.question, response, float(advantages[g, i]), response.reward is not None, prompts[g])
+                for i, response in enumerate(responses)
+            ]
+            for g, (group, responses) in enumerate(groups)
+        ]
+        return cls([group for group, _ in groups], rows, group_size)
 
     def flat_rows(self) -> list[Row]:
         return [row for rows in self.rows for row in rows]

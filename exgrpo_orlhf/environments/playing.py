@@ -1,14 +1,16 @@
-"""Episodes as they are played: turns of the policy, and what the environment returns between them, as token ids."""
+"""Episodes as they are played: a sampler's turns and what the environments return between them, as token ids."""
 
 from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count, takewhile
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +19,8 @@ from ..questions.prompts import PromptEncoder
 from ..records import EXTRA_INFO, Question, Rollout, Trajectory
 from ..rewards.grading import as_in_other_readers
 from ..rounding import less_rounding
-from ..workers.fork_server import CallFailed, Worker
+from ..sampling.request import POLL, Request, Sampler
+from ..workers.fork_server import CallFailed, ForkServer, Worker, replies
 from .agent import Reply
 from .environment import Environment
 
@@ -36,13 +39,18 @@ class Player:
         """max_tokens: of an episode, those of the environment included"""
         self.environment, self.prompts, self.max_tokens = environment, prompts, max_tokens
         self.tokenizer: Any = prompts.tokenizer
+        self.success_at = less_rounding(environment.success_at)
 
     @contextmanager
     def episodes(self, questions: Sequence[Question], seeds: Sequence[int]) -> Iterator[list[Play]]:
         """An episode for each question and seed, begun. Their processes end with this context."""
         plays: list[Play] = []
         try:
-            plays.extend(Play(self, question, seed) for question, seed in zip(questions, seeds, strict=True))
+            server, openings = self.environment.server(), dict[int, Opening]()
+            for question, seed in zip(questions, seeds, strict=True):
+                if id(question) not in openings:  # K episodes of a question have one
+                    openings[id(question)] = Opening.of(self.prompts, question)
+                plays.append(Play(self, openings[id(question)], seed, server))
             yield plays
         finally:
             for play in plays:
@@ -62,16 +70,34 @@ def player_of(environment: Environment | None, prompts: PromptEncoder, max_token
     return Player(environment, prompts, max_tokens) if environment and environment.path else None
 
 
+class Opening(NamedTuple):
+    """What all episodes of a question begin with. prompt: its token ids; text: the same; label, meta: as an environment
+    gets them"""
+
+    question: Question
+    prompt: list[int]
+    text: str
+    label: Any
+    meta: Any
+
+    @classmethod
+    def of(cls, prompts: PromptEncoder, question: Question) -> Opening:
+        meta = {name: value for name, value in question.meta.items() if name != EXTRA_INFO}
+        golds = [*question.answer] if isinstance(question.answer, tuple) else question.answer
+        label, meta = as_in_other_readers(golds), as_in_other_readers(meta)
+        return cls(question, prompts.encode(question), prompts.render(question), label, meta)
+
+
 class Play:
     """One episode. `going` says whether the policy has another turn; then `context` is what it continues.
 
-    `received` takes the environment's answer to what it was asked last: to the reset when the episode begins, then to
-    each turn (`act`).
+    `take` takes the environment's answer to what it was asked last (`receive`): to the reset when the episode begins,
+    then to each turn (`act`).
     """
 
-    def __init__(self, player: Player, question: Question, seed: int) -> None:
-        self.player, self.question, self.seed = player, question, seed
-        self.prompt = player.prompts.encode(question)
+    def __init__(self, player: Player, opening: Opening, seed: int, server: ForkServer) -> None:
+        self.player, self.question, self.seed = player, opening.question, seed
+        self.prompt = opening.prompt
         self.tokens: list[int] = []
         self.actions: list[bool] = []
         self.logprobs: list[float] = []
@@ -80,15 +106,12 @@ class Play:
         self.logs: tuple[tuple[str, float], ...] = ()
         self.failure: CallFailed | None = None
         self.session = next(_sessions)
-        self._text = player.prompts.render(question)
+        self._text, self._label = opening.text, opening.label
         self._action = ""
-        meta = {name: value for name, value in question.meta.items() if name != EXTRA_INFO}
-        golds = question.answer
-        self._label = as_in_other_readers([*golds] if isinstance(golds, tuple) else golds)
-        states = {"observation": self._text, "label": self._label, "seed": seed, "meta": as_in_other_readers(meta)}
+        states = {"observation": self._text, "label": self._label, "seed": seed, "meta": opening.meta}
         self.episode: Worker | None = None
         try:
-            self.episode = player.environment.server().worker()
+            self.episode = server.worker()
             self.episode.call(pickle.dumps(states))
         except CallFailed as error:
             self._fail(error)
@@ -130,19 +153,16 @@ class Play:
 
     @property
     def answered(self) -> bool:
-        """Whether `received` returns at once."""
+        """Whether `receive` returns at once."""
         return self.episode is None or self.episode.ready(self.player.environment.timeout)
 
-    def received(self) -> bool:
-        """Wait for the environment. Returns `going`."""
-        if self.episode is not None:
-            try:
-                self._take(self.episode.reply(self.player.environment.timeout))
-            except CallFailed as error:
-                self._fail(error)
-        if not self.going:
-            self.close()
-        return self.going
+    def take(self, reply: Reply | CallFailed) -> None:
+        try:
+            if isinstance(reply, CallFailed):
+                raise reply
+            self._take(reply)
+        except CallFailed as error:
+            self._fail(error)
 
     def _take(self, reply: Reply) -> None:
         if self.turns == 0:  # a reset may only add to the prompt, whose token ids are the question's
@@ -188,14 +208,94 @@ class Play:
             grade = Grade(self.failure.verdict, None)
         elif self.player.environment.reward == "environment":
             score = self.reward if self.score is None else self.score
-            success = score >= less_rounding(self.player.environment.success_at)
-            grade = Grade("correct" if success else "wrong", self.reward, logs=self.logs)
+            grade = Grade("correct" if score >= self.player.success_at else "wrong", self.reward, logs=self.logs)
         logprobs = np.array(self.logprobs, np.float32) if self.logprobs else None
         return Rollout(ids, "length" if self.truncated else "stop", grade, logprobs, actions=actions, seed=self.seed)
 
     def close(self) -> None:
         if self.episode is not None:
             self.episode.close()
+            self.episode = None
+
+
+def receive(plays: Sequence[Play]) -> list[bool]:
+    """Wait for the environments of episodes that go on. Returns of each whether it still does."""
+    waiting = [(play, play.episode) for play in plays if play.episode is not None]
+    if waiting:
+        timeout = waiting[0][0].player.environment.timeout
+        for (play, _), reply in zip(waiting, replies([worker for _, worker in waiting], timeout), strict=True):
+            play.take(reply)
+    for play in plays:
+        if not play.going:
+            play.close()
+    return [play.going for play in plays]
+
+
+def play(
+    sampler: Sampler,
+    player: Player,
+    questions: Sequence[Question],
+    seeds: Sequence[int],
+    like: Request,
+    done: Collection[int] = (),
+) -> Iterator[list[tuple[int, Rollout]]]:
+    """Plays an episode of each question with its seed, `Sampler.together` of them at a time. Yields positions and
+    rollouts of those that are over, in portions, those at `done` excepted. like: how their turns are sampled
+
+    Which are played together does not depend on `done`: where one of them is missing, all are played. Raises
+    EngineLost and NotLoaded.
+    """
+    lengths = [len(player.prompts.encode(question)) for question in questions]
+    order = sorted(range(len(questions)), key=lambda i: (lengths[i], i))
+    size = sampler.together or max(1, len(order))
+    for block in (order[begin : begin + size] for begin in range(0, len(order), size)):
+        if all(i in done for i in block):
+            continue
+        with player.episodes([questions[i] for i in block], [seeds[i] for i in block]) as plays:
+            ended = turns(sampler, plays, like)
+            for over in [sorted(ended)] if sampler.in_step else ([i] for i in ended):
+                yield [(block[i], plays[i].rollout()) for i in over if block[i] not in done]
+
+
+def turns(sampler: Sampler, plays: Sequence[Play], like: Request) -> Iterator[int]:
+    """Plays episodes that have begun. Yields the position of each when it is over.
+
+    With a sampler in step a turn waits for the environments of all: which rows are generated together then never
+    depends on how fast an environment was, and a resumed run samples the same tokens. With any other, an episode's next
+    turn is sent when its own environment has answered.
+    """
+    waiting = set(range(len(plays)))  # for their environments
+    try:
+        with sampler.pending() as pending:
+            while waiting or pending:
+                answered = [i for i in sorted(waiting) if sampler.in_step or plays[i].answered]
+                waiting.difference_update(answered)
+                going = dict(zip(answered, receive([plays[i] for i in answered]), strict=True))
+                pending.send({i: _turn(plays[i], like) for i in answered if going[i]})
+                over = [i for i in answered if not going[i]]
+                sampler.forget([plays[i].session for i in over])
+                yield from over
+                if not pending:
+                    time.sleep(POLL if waiting else 0)
+                    continue
+                for i, (rollout,) in pending.arrived(wait=not waiting):
+                    plays[i].act(rollout)
+                    waiting.add(i)
+    finally:
+        sampler.forget([episode.session for episode in plays])
+
+
+def _turn(episode: Play, like: Request) -> Request:
+    """The request for an episode's next turn, sampled as `like` is."""
+    return replace(
+        like,
+        prompt_ids=episode.context,
+        seed=episode.turn_seed,
+        max_tokens=episode.room,
+        stop=episode.player.environment.stop,
+        session=episode.session,
+        last_turn=episode.last_turn,
+    )
 
 
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:
@@ -223,7 +323,9 @@ def _outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> 
 
     with player.episodes([question for question, _ in stored], [episode.seed or 0 for _, episode in stored]) as plays:
         turns = {i: [0] for i in range(len(stored))}
-        while turns := {i: turn for i in turns if plays[i].received() and (turn := next_turn(i))}:
+        while turns:
+            going = receive([plays[i] for i in turns])
+            turns = {i: turn for i, goes_on in zip(turns, going, strict=True) if goes_on and (turn := next_turn(i))}
             for i, turn in turns.items():
                 plays[i].act(Rollout(np.array(turn, np.int32), "stop"))
     by_verifier = player.environment.reward != "environment"

@@ -10,12 +10,11 @@ from typing import Literal
 
 import numpy as np
 
-from ..checks import Count, check_settings, require
+from ..checks import Count, check_settings
 from ..records import RolloutGroup, Trajectory, mean
 from ..rounding import less_rounding
-from .difficulty import LEVELS, DifficultyBuckets, Level, as_fraction, spread_levels
-from .indexed_set import IndexedSet
-from .retirement import RetirementPolicy
+from .difficulty import LEVELS, DifficultyBuckets, Level, RetirementPolicy, as_fraction, spread_levels
+from .sampling import IndexedSet
 from .stored import BufferEntry, Changes, QuestionRecord
 
 TRAJECTORY_BYTES = 64  # counted for each trajectory besides its tokens
@@ -149,7 +148,8 @@ class ReplayBuffer:
         """
         measured = [(group, accuracy) for group in groups if (accuracy := group.accuracy) is not None]
         self.changes.spreads = {group.question.id: group.spread for group, _ in measured if self.by_spread}
-        require(group_size is not None or not self.by_spread, "the levels of 'reward_spread' need group_size, K")
+        if self.by_spread and group_size is None:
+            raise ValueError("the levels of 'reward_spread' need group_size, K")
         spreads = spread_levels(self.changes.spreads, group_size or 0)
         for group, accuracy in measured:
             question_id = group.question.id

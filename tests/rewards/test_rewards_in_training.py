@@ -16,7 +16,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import RolloutGroup
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
+from exgrpo_orlhf.replay.plan import DynamicSampling
 from exgrpo_orlhf.replay.store_rule import AboveMean
 from exgrpo_orlhf.rewards import GradingError, Verifier, server
 
