@@ -35,7 +35,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
-from exgrpo_orlhf.engines.local.forward import ForwardRow
+from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.experiment import Experiment
 from exgrpo_orlhf.objective import TokenBatch
 from exgrpo_orlhf.questions.prompts import PromptEncoder
@@ -161,8 +161,8 @@ def largest_difference(ours: Ours, trainer: GRPOTrainer) -> float:
         {
             "prompt_ids": padded([row.prompt for row in forward], "left"),
             "prompt_mask": padded([[1] * len(row.prompt) for row in forward], "left"),
-            "completion_ids": padded([row.response.astype(np.int64) for row in forward]),
-            "completion_mask": padded([[1] * len(row.response) for row in forward]),
+            "completion_ids": padded([row.token_ids.astype(np.int64) for row in forward]),
+            "completion_mask": padded([[1] * len(row.token_ids) for row in forward]),
             "advantages": advantages,
             "old_per_token_logps": padded(behaviour.split(lengths.tolist())),
         },

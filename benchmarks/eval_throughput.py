@@ -39,8 +39,7 @@ from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions, overrid
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import Rollout
 from exgrpo_orlhf.sampling import Portion, Request, Sampler, ServedRollout
-from exgrpo_orlhf.sampling.generation import generate
-from exgrpo_orlhf.sampling.torch_loop import LoopSampler
+from exgrpo_orlhf.sampling.torch_loop import LoopSampler, generate
 
 GOAL = 0.05
 BENCHMARK, SAMPLES, ROWS = "math500", 2, 64  # responses to a question; of transformers, at a time

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from exgrpo_orlhf.attention import products
 from exgrpo_orlhf.attention.shared_prompt import SharedPromptCache
-from exgrpo_orlhf.sampling import batch, generation
+from exgrpo_orlhf.sampling import batch, torch_loop
 from exgrpo_orlhf.sampling.request import Request
 from exgrpo_orlhf.testbed.word_problems import WordProblems
 
@@ -53,7 +53,7 @@ def ours(model: PreTrainedModel, prompts: Prompts, tokens: int, kept: dict[int, 
     sessions = [None] * len(prompts) if kept is None else range(len(prompts))
     rows = zip(prompts, sessions, strict=True)
     requests = [Request(prompt, 0, tokens, 1.0, session=session) for prompt, session in rows]
-    rollouts = generation.generate(model, requests, end=[-1], pad=0, kept=kept)
+    rollouts = torch_loop.generate(model, requests, end=[-1], pad=0, kept=kept)
     return [rollout.token_ids.tolist() for rollout in rollouts]
 
 

@@ -169,7 +169,7 @@ def by_transformers(work: Work, batch: MixedBatch, rows: list[ForwardRow]) -> di
 
     def statistics(part: list[int]) -> list[tuple[int, Tensor, Tensor]]:
         """Of each row its number, log-probs and entropies (T,)."""
-        both = [torch.tensor([*rows[i].prompt, *rows[i].response.tolist()]) for i in part]
+        both = [torch.tensor([*rows[i].prompt, *rows[i].token_ids.tolist()]) for i in part]
         ids = torch.nn.utils.rnn.pad_sequence(both, batch_first=True).to(work.device)
         with torch.autocast(work.device, torch.bfloat16):
             hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from exgrpo_orlhf.engines.model import changes_logits, mixing_of_rows
 from exgrpo_orlhf.engines.rows import ForwardRow, padded, probe_rows
 from exgrpo_orlhf.records import Measured
-from exgrpo_orlhf.sampling.generation import check_rows
+from exgrpo_orlhf.sampling.batch import check_rows
 
 LIMIT = 1e-3  # nats
 BASE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -72,7 +72,7 @@ def measured(model: PreTrainedModel, rows: Sequence[ForwardRow], packed: bool) -
     else:
         logits = model(**inputs, attention_mask=real.long(), use_cache=False).logits[real]
     of_rows = zip(logits.float().log_softmax(1).split([len(row) for row in rows]), rows, strict=True)
-    parts = ((part[len(row.prompt) - 1 : -1], torch.from_numpy(row.response).long()) for part, row in of_rows)
+    parts = ((part[len(row.prompt) - 1 : -1], torch.from_numpy(row.token_ids).long()) for part, row in of_rows)
     return [Measured(part.gather(1, tokens[:, None])[:, 0].numpy(), 0.0) for part, tokens in parts]
 
 

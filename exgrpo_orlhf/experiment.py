@@ -19,7 +19,7 @@ from .questions.fresh import FreshSampler
 from .questions.prompts import Prompts
 from .records import Question
 from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector
-from .replay.dynamic_sampling import DynamicSampling
+from .replay.plan import DynamicSampling
 from .rewards import Verifier
 from .settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings
 

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .grader.grade import Grade, Message
-from .rounding import are_equal
 
 Finish = Literal["stop", "length"]
 Actions = npt.NDArray[np.bool_]
@@ -122,8 +121,7 @@ class Trajectory:
         the trainer's own forward pass (of batches that OpenRLHF generates ahead, the sampler's)
     step: the policy version of behaviour_logprobs: t is the policy before the update of step t
     actions, seed: of an episode, as a `Rollout` has them; None: all tokens, A = T
-    parts: as its `Grade` had them
-    correct: whether it is a success
+    parts: as its `Grade` had them; correct: whether it is a success
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -159,8 +157,7 @@ class Trajectory:
         return len(self.token_ids)
 
     @property
-    def learned(self) -> Actions | None:
-        """As a `Rollout` has it: `actions`."""
+    def learned(self) -> Actions | None:  # as of a `Rollout`
         return self.actions
 
     @property
@@ -207,7 +204,7 @@ class RolloutGroup:
     @property
     def given(self) -> int:
         """Tokens of a stored response that all its rollouts begin with; 0: it is no continued group."""
-        return self.rollouts[0].given if self.rollouts else 0
+        return max((rollout.given for rollout in self.rollouts), default=0)  # 0 of an episode that did not go on
 
     @cached_property
     def graded(self) -> int:
@@ -218,6 +215,11 @@ class RolloutGroup:
     def correct(self) -> int:
         """Number of correct fresh rollouts, k."""
         return sum(rollout.grade is not None and rollout.grade.correct for rollout in self.rollouts)
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy sampled"""
+        return sum(rollout.length for rollout in self.rollouts)
 
     @property
     def accuracy(self) -> Fraction | None:
@@ -235,18 +237,6 @@ class RolloutGroup:
     def rewards(self) -> list[float]:
         """Of its gradable rollouts. Raises ValueError before grading."""
         return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
-
-    @property
-    def mean_reward(self) -> float:
-        """Of the gradable rollouts; exactly their reward where all are the same. Raises IndexError without any."""
-        rewards = self.rewards
-        return rewards[0] + mean([reward - rewards[0] for reward in rewards])
-
-    @property
-    def spread(self) -> float:
-        """σ_q, the standard deviation (of n) of its gradable rollouts' rewards; exactly 0 where all are the same."""
-        rewards = self.rewards
-        return 0.0 if are_equal(rewards) else float(np.std([reward - rewards[0] for reward in rewards]))
 
     def with_stored(self, stored: Trajectory | None, group_size: int) -> CompletedGroup:
         """The group with the rows that are trained on, `group_size` = K of them in a whole group.
@@ -272,8 +262,16 @@ class CompletedGroup(NamedTuple):
 
     @property
     def rewards(self) -> list[float]:
-        """Of the rows that could be graded."""
-        return [row.reward for row in self.rows if row.reward is not None]
+        """Of the rows that could be graded. Raises ValueError before grading."""
+        return [reward for reward in self.all_rewards() if reward is not None]
+
+    def all_rewards(self) -> list[float | None]:
+        """Of each row; None where it could not be graded. Raises ValueError before grading."""
+        return [row.reward for row in self.rows]
+
+    def lengths(self) -> list[int]:
+        """Of each row, the tokens that the policy sampled."""
+        return [row.length for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -282,12 +280,23 @@ class Row:
 
     advantage: 0 where the row could not be graded, or its group has no signal
     in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
+    prompt: its token ids (P,), as an engine encodes it; empty in a batch that no engine has trained on
+    trajectory: the stored trajectory, or None for a fresh rollout
+    length: A, the number of tokens that the policy sampled: what the loss and its normaliser count
     """
 
     question: Question
     response: Rollout | Trajectory
     advantage: float
     in_loss: bool
+    prompt: Sequence[int] = field(default=(), repr=False, compare=False)
+    trajectory: Trajectory | None = field(init=False, repr=False, compare=False)
+    length: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        is_stored = isinstance(self.response, Trajectory)
+        object.__setattr__(self, "trajectory", self.response if is_stored else None)
+        object.__setattr__(self, "length", self.response.length)
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
@@ -295,14 +304,18 @@ class Row:
         return self.response.token_ids
 
     @property
-    def length(self) -> int:
-        """A, the number of tokens that the policy sampled: what the loss and its normaliser count"""
-        return self.response.length
+    def actions(self) -> Actions | None:
+        """bool (T,), those that are trained on; None: all"""
+        return self.response.learned
 
     @property
-    def trajectory(self) -> Trajectory | None:
-        """The stored trajectory, or None for a fresh rollout."""
-        return self.response if isinstance(self.response, Trajectory) else None
+    def targets(self) -> npt.NDArray[np.int32]:
+        """int32 (A,), the tokens that are measured and trained on"""
+        return self.token_ids if self.actions is None else self.token_ids[self.actions]
+
+    def __len__(self) -> int:
+        """P + T"""
+        return len(self.prompt) + len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -315,6 +328,20 @@ class MixedBatch:
     groups: list[RolloutGroup]
     rows: list[list[Row]]
     group_size: int
+
+    @classmethod
+    def of(
+        cls, groups: Sequence[CompletedGroup], advantages: Any, group_size: int, prompts: Sequence[Sequence[int]]
+    ) -> MixedBatch:
+        """advantages: (G, K), of each row; prompts: of each group. Raises ValueError if a group is not graded."""
+        rows = [
+            [
+                Row(group.question, response, float(advantages[g, i]), response.reward is not None, prompts[g])
+                for i, response in enumerate(responses)
+            ]
+            for g, (group, responses) in enumerate(groups)
+        ]
+        return cls([group for group, _ in groups], rows, group_size)
 
     def flat_rows(self) -> list[Row]:
         return [row for rows in self.rows for row in rows]

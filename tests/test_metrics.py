@@ -13,8 +13,8 @@ from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch, Rollout, RolloutGroup, Row
 from exgrpo_orlhf.replay import DifficultyBuckets, Plan, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.dynamic_sampling import SelectedBatch
-from exgrpo_orlhf.training.batch_metrics import of_batch
+from exgrpo_orlhf.replay.plan import SelectedBatch
+from exgrpo_orlhf.training.step import batch_metrics
 
 BETA = 0.1
 
@@ -40,7 +40,7 @@ def measured(rows, policy, behaviour, entropies=None, *, step=10, clip=(0.2, 0.2
     ]
     with warnings.catch_warnings(), np.errstate(over="raise", invalid="raise", divide="raise"):
         warnings.simplefilter("error")
-        of_rows = of_batch(MixedBatch([], [rows], len(rows)), step, entropies)
+        of_rows = batch_metrics(MixedBatch([], [rows], len(rows)), step, entropies)
         of_fresh = loss.fresh_metrics(loss.fresh_sums(fresh, any(row.trajectory is not None for row in rows)))
         return {**of_rows, **of_fresh, **loss.replayed_metrics(rows, policy, behaviour)}
 
@@ -220,7 +220,7 @@ def test_a_group_has_signal_if_its_rewards_differ_the_stored_success_included(ve
     chosen = {one.question.id: trajectory()} if replayed else {}
     k = len(verdicts) + replayed
     batch = assemble([one], chosen, group_size=k)
-    assert of_batch(batch, 1, [0.0] * k)["reward/groups_with_signal"] == signal
+    assert batch_metrics(batch, 1, [0.0] * k)["reward/groups_with_signal"] == signal
 
 
 def test_rewards_of_nothing_are_zero():

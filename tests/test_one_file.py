@@ -19,7 +19,7 @@ from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import TokenBatch
 from exgrpo_orlhf.records import Question, RolloutGroup, Trajectory
-from exgrpo_orlhf.replay.indexed_set import IndexedSet
+from exgrpo_orlhf.replay.sampling import IndexedSet
 
 B, K, STEPS = 6, 4, 8
 EASY_FROM = 3  # step in which Pass@1 rises above the start of replay

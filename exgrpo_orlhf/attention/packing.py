@@ -6,12 +6,14 @@ responses to their prompt and themselves, never to each other: on a CPU in table
 of a question's rows add up in the prompt's keys and values, and in the hidden state that predicts their first tokens.
 
 The model's own modules do the rest: this is an attention function (`AttentionInterface`) and the position of each token
-within its row.
+within its row. What it asks of a model, shared prompts (`shared_prompt.py`) ask too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,26 +25,80 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .implementation import PACKED, Unfit, refuse
-
+PACKED, SHARED = "packed_rows", "shared_prompt"  # names of the attention functions
+# Models pass these to every attention function, and full causal attention does not depend on them.
+UNUSED = {"is_causal", "position_ids", "use_cache", "cache_position"}
 # On a CPU rows are packed where copies of prompts are at least this share of their tokens, which is about what packing
 # saves. With less, as in runs with long responses or of the chain models (a quarter), they are padded. (Two cores.)
 WORTHWHILE = 1 / 3
 SHORTEST = 0.75  # of a table's longest span: the rest of the table is padding
 
 
+class Unfit(Exception):
+    """The model asks for more than full causal attention."""
+
+
+def is_plain(model: PreTrainedModel) -> bool:
+    """Whether the model calls transformers' general attention (`sdpa`), as far as its configuration and its signature
+    tell: full in every layer, without a window or chunks, for positions that it is given.
+
+    What a layer asks for beyond that shows when attention is called (`refuse`).
+    """
+    text = model.config.get_text_config()  # of a model of images and text: its part for text
+    takes = [inspect.signature(part.forward).parameters for part in (model, model.base_model)]
+    return (
+        model._supports_attention_backend
+        and model.config._attn_implementation in ("sdpa", PACKED)  # PACKED computes padded rows by sdpa
+        and all(getattr(text, name, None) is None for name in ("sliding_window", "attention_chunk_size"))
+        and set(getattr(text, "layer_types", None) or ()) <= {"full_attention"}
+        and all("position_ids" in arguments for arguments in takes)
+        and all(any(parameter.kind is parameter.VAR_KEYWORD for parameter in arguments.values()) for arguments in takes)
+    )
+
+
+def goes_on(model: PreTrainedModel) -> bool:
+    """Whether keys and values stay right in another batch: not where a layer sees the columns of a window, or where
+    positions are rotated otherwise in a longer row."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    return is_plain(model) and rope.get("rope_type") not in ("dynamic", "longrope")
+
+
+def refuse(arguments: Mapping[str, Any]) -> None:
+    """Raises Unfit if a model passed more to an attention function than full causal attention needs.
+
+    arguments: further ones of the function. Those that are None, False or 0 ask for nothing.
+    """
+    asked = [name for name, value in arguments.items() if name not in UNUSED and (isinstance(value, Tensor) or value)]
+    if asked:
+        raise Unfit(f"attention is called with {', '.join(asked)}")
+
+
+@contextmanager
+def attention_is(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """The model's attention is the function of that name; afterwards it is again what it was."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
 class PackedRow(Protocol):
-    """prompt: token ids (P,); response: int32 (T,); actions: bool (T,), of the tokens that are measured, or None: all.
-    Its length is P + T."""
+    """prompt: token ids (P,); token_ids: int32 (T,), of the response; actions: bool (T,), of the tokens that are
+    measured, or None: all; targets: int32 (A,), these. Its length is P + T."""
 
     @property
     def prompt(self) -> Sequence[int]: ...
 
     @property
-    def response(self) -> npt.NDArray[np.int32]: ...
+    def token_ids(self) -> npt.NDArray[np.int32]: ...
 
     @property
     def actions(self) -> npt.NDArray[np.bool_] | None: ...
+
+    @property
+    def targets(self) -> npt.NDArray[np.int32]: ...
 
     def __len__(self) -> int: ...
 
@@ -52,7 +108,8 @@ def by_prompt(rows: Sequence[PackedRow]) -> list[list[int]]:
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(tuple(row.prompt), []).append(i)
-    return [sorted(group, key=lambda i: (-len(rows[i].response), i)) for group in groups.values()]
+    lengths = [len(row.token_ids) for row in rows]
+    return [sorted(group, key=lambda i: (-lengths[i], i)) for group in groups.values()]
 
 
 def repeated_share(rows: Sequence[PackedRow]) -> float:
@@ -71,7 +128,7 @@ def packed_batches(rows: Sequence[PackedRow], token_budget: int) -> Iterator[lis
     for group in sorted(by_prompt(rows), key=lambda group: (-len(rows[group[0]]), group[0])):
         prompt, new = len(rows[group[0]].prompt), True
         for i in group:
-            response = len(rows[i].response)
+            response = len(rows[i].token_ids)
             if part and tokens + response + prompt * new > token_budget:
                 yield part
                 part, tokens, new = [], 0, True
@@ -170,12 +227,12 @@ class Packed:
             positions.append(np.arange(prompt.length))
             end += prompt.length
             for i in group:
-                length = len(rows[i].response) - 1
+                length = len(rows[i].token_ids) - 1
                 places = np.array([prompt.begin + prompt.length - 1, *range(end, end + length)])
                 predicts[i] = places if rows[i].actions is None else places[rows[i].actions]
                 if length:
                     responses.append(Span(end, length, prompt.begin, prompt.length))
-                    ids.append(rows[i].response[:-1].astype(np.int64))
+                    ids.append(rows[i].token_ids[:-1].astype(np.int64))
                     positions.append(np.arange(prompt.length, prompt.length + length))
                     end += length
         self.one_call = OneCall(sorted(prompts + responses), device) if one_call else None

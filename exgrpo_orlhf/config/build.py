@@ -40,9 +40,9 @@ from ..questions.fresh import FreshSampler
 from ..questions.prompts import Prompts
 from ..questions.test_sets import sets_of
 from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
-from ..replay.dynamic_sampling import DynamicSampling
 from ..replay.injection import Beside
 from ..replay.mixer import MixerParts
+from ..replay.plan import DynamicSampling
 from ..replay.variants import VARIANTS
 from ..rewards import Verifier
 from ..settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, Work

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.episodes import play
-from ..environments.playing import Player, episode_seeds, outdated, start_of
+from ..environments.outdated import outdated
+from ..environments.playing import Player, episode_seeds, play
+from ..environments.start import Start
 from ..experiment import Experiment, Outcome
 from ..grader.grade import Grade
 from ..io.files import Files
@@ -25,15 +27,19 @@ from ..io.stopping import Stop
 from ..objective import MixedPolicyLoss
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_text
-from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
+from ..records import Measured, MixedBatch, Question, Rollout, RolloutGroup, Row, Trajectory
 from ..replay import Plan, ReplayBuffer
 from ..rewards import Written
-from ..rewards.written import written_to
+from ..rewards.grading import written_to
 from ..sampling import Request, Sampler, StepSeed
 from ..settings import Sampling
 from .rows import ForwardRow
 
+if TYPE_CHECKING:
+    from ..attention.packing import PackedRow
+
 log = logging.getLogger(__name__)
+Item = TypeVar("Item")
 LogProbs = npt.NDArray[np.float32]
 
 
@@ -103,7 +109,7 @@ class Engine(ABC):
             rollouts: list[dict[int, Rollout]] = [{} for _ in questions]
             asked = [questions[i] for i in owners]
             starts = {
-                n: start_of(plan.stored[question][0], plan.given[question.id])
+                n: Start.of(plan.stored[question][0], plan.given[question.id])
                 for n, question in enumerate(asked)
                 if question.id in plan.given
             }
@@ -172,13 +178,13 @@ class Engine(ABC):
         """The response as text (`response_text`). For verifiers and people; it is never encoded again."""
         return response_text(self.tokenizer, token_ids.tolist(), *self.prompts.settings.thought_tags)
 
-    def written(self, question: Question, rollout: Rollout) -> Written:
-        """As a verifier gets it."""
+    def written(self, question: Question, rollouts: Sequence[Rollout]) -> list[Written]:
+        """Responses to a question as a verifier gets them."""
         observations = self.player is not None and self.player.environment.observations_graded
-        return written_to(self.prompts, question, rollout, observations)
+        return written_to(self.prompts, question, rollouts, observations)
 
     @abstractmethod
-    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+    def measure(self, rows: Sequence[PackedRow]) -> list[Measured]:
         """Each row under the current policy, without gradient."""
 
     def score(self, stored: Mapping[Question, Sequence[Trajectory]]) -> dict[Question, list[Measured]]:
@@ -202,10 +208,11 @@ class Engine(ABC):
         rows = [ForwardRow.of(self.prompts.encode(question), response) for question, response in responses]
         return iter(self.measure(rows))
 
-    def forward_rows(self, batch: MixedBatch) -> list[ForwardRow]:
-        """Prompt and response of each row of the flattened batch."""
-        prompts = [self.prompts.encode(group.question) for group in batch.groups]
-        return [ForwardRow.of(ids, row.response) for ids, rows in zip(prompts, batch.rows, strict=True) for row in rows]
+    def forward_rows(self, batch: MixedBatch) -> list[Row]:
+        """The rows of the flattened batch; those without a prompt get one."""
+        return [
+            row if row.prompt else replace(row, prompt=self.prompts.encode(row.question)) for row in batch.flat_rows()
+        ]
 
     @abstractmethod
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
@@ -230,6 +237,33 @@ class Engine(ABC):
 def _behind(given: npt.NDArray[np.int32], rollout: Rollout) -> Rollout:
     """The rollout that continues these tokens."""
     return replace(rollout, token_ids=np.concatenate((given, rollout.token_ids)), given=len(given))
+
+
+class Clock:
+    """Seconds of each part of a step."""
+
+    def __init__(self) -> None:
+        self.begin = self.last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self.last
+        self.last = now
+
+    def add(self, other: Clock) -> None:
+        """The parts of a clock that ran beside this one."""
+        self.laps |= {name: self.laps.get(name, 0.0) + seconds for name, seconds in other.laps.items()}
+
+    def timed(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
+        """The same items; the lap ends when there are no more."""
+        yield from items
+        self.lap(name)
+
+    def times(self) -> dict[str, float]:
+        """Seconds of each part and of all."""
+        metrics = {f"time/{name}": seconds for name, seconds in self.laps.items()}
+        return {**metrics, "time/step": time.perf_counter() - self.begin}
 
 
 MakeEngine = Callable[[Path | None], Engine]  # with the weights of a checkpoint if there is one

@@ -1,16 +1,14 @@
-"""What both engines require of a model, and how they use its output layer."""
+"""What both engines require of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..objective.token_stats import token_stats
 from ..records import Measured
 from .rows import ForwardRow, probe_rows
 
@@ -67,17 +65,4 @@ def too_few_positions(config: PretrainedConfig, tokens: int, path: object) -> st
     return (
         f"Prompts.max_tokens + Sampling.max_response_tokens = {tokens} exceeds the {positions} positions of {path}; "
         "lower one of them, or extend the model's positions in its config.json"
-    )
-
-
-def response_stats(head: Any, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs at `temperature` and entropies at 1 of response tokens, `targets`, (N,) each, in the dtype of `hidden`,
-    (N, D): the hidden states that predict them. head: the model's output layer"""
-    bias = getattr(head, "bias", None)
-    return token_stats(
-        hidden,
-        head.weight.to(hidden.dtype),
-        targets,
-        bias=None if bias is None else bias.to(hidden.dtype),
-        temperature=temperature,
     )

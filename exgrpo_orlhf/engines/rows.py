@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..records import Actions, Rollout, Row, Trajectory
+
+if TYPE_CHECKING:
+    from ..attention.packing import PackedRow
 
 MAX_PADDING = 0.05  # share of a batch's tokens; found on two virtual cores
 T = TypeVar("T")
@@ -17,37 +20,42 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ForwardRow:
-    """prompt: token ids (P,), P ≥ 1; response: int32 (T,), T ≥ 1; actions: bool (T,), which of them are trained on,
-    as `Rollout.learned`"""
+    """What is measured and is in no batch.
+
+    prompt: token ids (P,), P ≥ 1; token_ids: int32 (T,), of the response, T ≥ 1; actions: bool (T,), those that
+    are trained on; None: all
+    """
 
     prompt: Sequence[int]
-    response: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]
     actions: Actions | None = None
 
     @classmethod
-    def of(cls, prompt: Sequence[int], response: Rollout | Trajectory) -> ForwardRow:
-        return cls(prompt, response.token_ids, response.learned)
+    def of(cls, prompt: Sequence[int], response: Rollout | Trajectory | PackedRow) -> ForwardRow:
+        actions = response.learned if isinstance(response, Rollout | Trajectory) else response.actions
+        return cls(prompt, response.token_ids, actions)
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.response)
+        return len(self.prompt) + len(self.token_ids)
 
     @property
     def targets(self) -> npt.NDArray[np.int32]:
         """int32 (A,), the tokens that are measured and trained on"""
-        return self.response if self.actions is None else self.response[self.actions]
+        return self.token_ids if self.actions is None else self.token_ids[self.actions]
 
 
-def micro_batches(rows: Sequence[ForwardRow], token_budget: int, padding: float = MAX_PADDING) -> Iterator[list[int]]:
+def micro_batches(rows: Sequence[PackedRow], token_budget: int, padding: float = MAX_PADDING) -> Iterator[list[int]]:
     """Positions of rows, longest first, in batches whose padded size (rows × longest) stays within the budget and of
     which at most the share `padding` is padding. A single row may exceed the budget.
 
     On chains of 15 to 60 tokens four batches that are 96 % useful took 0.8 of the time of one that is 74 % useful.
     """
-    order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
+    lengths = [len(row) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (-lengths[i], i))
     while order:
-        longest, useful, n = len(rows[order[0]]), 0, 0
+        longest, useful, n = lengths[order[0]], 0, 0
         for i in order:
-            useful += len(rows[i])
+            useful += lengths[i]
             padded = (n + 1) * longest
             if n and (padded > token_budget or useful < (1 - padding) * padded):
                 break
@@ -56,13 +64,13 @@ def micro_batches(rows: Sequence[ForwardRow], token_budget: int, padding: float 
         order = order[n:]
 
 
-def padded(rows: Sequence[ForwardRow]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+def padded(rows: Sequence[PackedRow]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Token ids (R, W), padded on the right with 0, and which of them are actions (R, W)."""
     shape = len(rows), max(map(len, rows))
     ids, actions = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     for i, row in enumerate(rows):
         prompt, length = len(row.prompt), len(row)
-        ids[i, :prompt], ids[i, prompt:length] = row.prompt, row.response
+        ids[i, :prompt], ids[i, prompt:length] = row.prompt, row.token_ids
         actions[i, prompt:length] = True if row.actions is None else row.actions
     return ids, actions
 

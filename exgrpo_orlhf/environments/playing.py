@@ -1,29 +1,31 @@
-"""Episodes as they are played: turns of the policy, and what the environment returns between them, as token ids."""
+"""Episodes as they are played: a sampler's turns and what the environments return between them, as token ids."""
 
 from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count, takewhile
-from operator import itemgetter
+from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..grader.grade import Grade
 from ..questions.prompts import PromptEncoder
-from ..records import EXTRA_INFO, Finish, Question, Rollout, Trajectory
+from ..records import EXTRA_INFO, Finish, Question, Rollout
 from ..rewards.grading import as_in_other_readers
 from ..rounding import less_rounding
-from ..workers.fork_server import CallFailed, Worker
+from ..sampling.request import POLL, Request, Sampler
+from ..workers.fork_server import CallFailed, ForkServer, Worker, replies
 from .agent import Reply
 from .environment import Environment
+from .start import Start
 
 log = logging.getLogger(__name__)
 _sessions = count()  # a number for each episode of this process
-_TOGETHER = 256  # stored episodes checked at a time
 _LONGEST_TOKEN = 1000  # characters: a longer observation than this for each token of room is not even tokenised
 
 
@@ -36,6 +38,7 @@ class Player:
         """max_tokens: of an episode, those of the environment included"""
         self.environment, self.prompts, self.max_tokens = environment, prompts, max_tokens
         self.tokenizer: Any = prompts.tokenizer
+        self.success_at = less_rounding(environment.success_at)
 
     @contextmanager
     def episodes(
@@ -45,8 +48,11 @@ class Player:
         with this context."""
         plays: list[Play] = []
         try:
-            pairs = enumerate(zip(questions, seeds, strict=True))
-            plays.extend(Play(self, question, seed, given.get(i)) for i, (question, seed) in pairs)
+            server, openings = self.environment.server(), dict[int, Opening]()
+            for i, (question, seed) in enumerate(zip(questions, seeds, strict=True)):
+                if id(question) not in openings:  # K episodes of a question have one
+                    openings[id(question)] = Opening.of(self.prompts, question)
+                plays.append(Play(self, openings[id(question)], seed, server, given.get(i)))
             yield plays
         finally:
             for play in plays:
@@ -66,33 +72,38 @@ def player_of(environment: Environment | None, prompts: PromptEncoder, max_token
     return Player(environment, prompts, max_tokens) if environment and environment.path else None
 
 
-class Start(NamedTuple):
-    """The first turns of a stored episode. tokens: of all that follows the prompt, up to the end of the last of these
-    turns; actions: which of them are the policy's; seed: with which its environment answered"""
+class Opening(NamedTuple):
+    """What all episodes of a question begin with. prompt: its token ids; text: the same; label, meta: as an environment
+    gets them"""
 
-    tokens: list[int]
-    actions: list[bool]
-    seed: int
+    question: Question
+    prompt: list[int]
+    text: str
+    label: Any
+    meta: Any
 
-
-def start_of(episode: Trajectory, given: int) -> Start:
-    """Its first `given` tokens."""
-    actions = np.ones(len(episode), np.bool_) if episode.actions is None else episode.actions
-    return Start(episode.token_ids[:given].tolist(), actions[:given].tolist(), episode.seed or 0)
+    @classmethod
+    def of(cls, prompts: PromptEncoder, question: Question) -> Opening:
+        meta = {name: value for name, value in question.meta.items() if name != EXTRA_INFO}
+        golds = [*question.answer] if isinstance(question.answer, tuple) else question.answer
+        label, meta = as_in_other_readers(golds), as_in_other_readers(meta)
+        return cls(question, prompts.encode(question), prompts.render(question), label, meta)
 
 
 class Play:
     """One episode. `going` says whether the policy has another turn; then `context` is what it continues.
 
-    `received` takes the environment's answer to what it was asked last: to the reset when the episode begins, then to
-    each turn (`act`).
+    `take` takes the environment's answer to what it was asked last (`receive`): to the reset when the episode begins,
+    then to each turn (`act`).
     """
 
-    def __init__(self, player: Player, question: Question, seed: int, start: Start | None = None) -> None:
+    def __init__(
+        self, player: Player, opening: Opening, seed: int, server: ForkServer, start: Start | None = None
+    ) -> None:
         """seed: of its tokens and, but for an episode that goes on from a stored one, of its environment"""
-        self.player, self.question, self.token_seed, self.start = player, question, seed, start
+        self.player, self.question, self.token_seed, self.start = player, opening.question, seed, start
         self.seed = seed if start is None else start.seed
-        self.prompt = player.prompts.encode(question)
+        self.prompt = opening.prompt
         self.tokens: list[int] = []
         self.actions: list[bool] = []
         self.logprobs: list[float] = []
@@ -101,15 +112,12 @@ class Play:
         self.logs: tuple[tuple[str, float], ...] = ()
         self.failure: CallFailed | None = None
         self.session = next(_sessions)
-        self._text = player.prompts.render(question)
+        self._text, self._label = opening.text, opening.label
         self._action = ""
-        meta = {name: value for name, value in question.meta.items() if name != EXTRA_INFO}
-        golds = question.answer
-        self._label = as_in_other_readers([*golds] if isinstance(golds, tuple) else golds)
-        states = {"observation": self._text, "label": self._label, "seed": self.seed, "meta": as_in_other_readers(meta)}
+        states = {"observation": self._text, "label": self._label, "seed": self.seed, "meta": opening.meta}
         self.episode: Worker | None = None
         try:
-            self.episode = player.environment.server().worker()
+            self.episode = server.worker()
             self.episode.call(pickle.dumps(states))
         except CallFailed as error:
             self._fail(error)
@@ -154,7 +162,7 @@ class Play:
         otherwise."""
         if self.start is None or self.given:
             return False
-        turn = next_turn(self, self.start.tokens, self.start.actions)
+        turn = self.start.next_turn(self.tokens, self.actions)
         if not turn:
             self._fail(CallFailed("error", "the environment answers otherwise than to the stored episode"))
             self.close()
@@ -165,19 +173,16 @@ class Play:
 
     @property
     def answered(self) -> bool:
-        """Whether `received` returns at once."""
+        """Whether `receive` returns at once."""
         return self.episode is None or self.episode.ready(self.player.environment.timeout)
 
-    def received(self) -> bool:
-        """Wait for the environment. Returns `going`."""
-        if self.episode is not None:
-            try:
-                self._take(self.episode.reply(self.player.environment.timeout))
-            except CallFailed as error:
-                self._fail(error)
-        if not self.going:
-            self.close()
-        return self.going
+    def take(self, reply: Reply | CallFailed) -> None:
+        try:
+            if isinstance(reply, CallFailed):
+                raise reply
+            self._take(reply)
+        except CallFailed as error:
+            self._fail(error)
 
     def _take(self, reply: Reply) -> None:
         if self.turns == 0:  # a reset may only add to the prompt, whose token ids are the question's
@@ -224,8 +229,7 @@ class Play:
             grade = Grade(self.failure.verdict, None)
         elif self.player.environment.reward == "environment":
             score = self.reward if self.score is None else self.score
-            success = score >= less_rounding(self.player.environment.success_at)
-            grade = Grade("correct" if success else "wrong", self.reward, logs=self.logs)
+            grade = Grade("correct" if score >= self.player.success_at else "wrong", self.reward, logs=self.logs)
         logprobs = np.array(self.logprobs, np.float32) if self.logprobs else None
         finish: Finish = "length" if self.truncated else "stop"
         return Rollout(ids, finish, grade, logprobs, actions=actions, seed=self.seed, given=given)
@@ -233,46 +237,94 @@ class Play:
     def close(self) -> None:
         if self.episode is not None:
             self.episode.close()
+            self.episode = None
 
 
-def next_turn(play: Play, ids: Sequence[int], actions: Sequence[bool]) -> list[int]:
-    """The actions that a stored episode goes on with after what has been played of it; none where it went on
-    otherwise."""
-    n = len(play.tokens)
-    if (play.tokens, play.actions) != (ids[:n], actions[:n]):
-        return []
-    return [token for token, _ in takewhile(itemgetter(1), zip(ids[n:], actions[n:], strict=True))]
+def receive(plays: Sequence[Play]) -> list[bool]:
+    """Wait for the environments of episodes that go on. Returns of each whether it still does."""
+    waiting = [(play, play.episode) for play in plays if play.episode is not None]
+    if waiting:
+        timeout = waiting[0][0].player.environment.timeout
+        for (play, _), reply in zip(waiting, replies([worker for _, worker in waiting], timeout), strict=True):
+            play.take(reply)
+    for play in plays:
+        if not play.going:
+            play.close()
+    return [play.going for play in plays]
+
+
+def play(
+    sampler: Sampler,
+    player: Player,
+    questions: Sequence[Question],
+    seeds: Sequence[int],
+    like: Request,
+    done: Collection[int] = (),
+    given: Mapping[int, Start] = {},
+) -> Iterator[list[tuple[int, Rollout]]]:
+    """Plays an episode of each question with its seed, `Sampler.together` of them at a time. Yields positions and
+    rollouts of those that are over, in portions, those at `done` excepted. like: how their turns are sampled; given: by
+    position, from where an episode goes on
+
+    Which are played together does not depend on `done`: where one of them is missing, all are played. Raises
+    EngineLost and NotLoaded.
+    """
+    lengths = [len(player.prompts.encode(question)) for question in questions]
+    order = sorted(range(len(questions)), key=lambda i: (lengths[i], i))
+    size = sampler.together or max(1, len(order))
+    for block in (order[begin : begin + size] for begin in range(0, len(order), size)):
+        if all(i in done for i in block):
+            continue
+        starts = {n: given[i] for n, i in enumerate(block) if i in given}
+        with player.episodes([questions[i] for i in block], [seeds[i] for i in block], starts) as plays:
+            ended = turns(sampler, plays, like)
+            for over in [sorted(ended)] if sampler.in_step else ([i] for i in ended):
+                yield [(block[i], plays[i].rollout()) for i in over if block[i] not in done]
+
+
+def turns(sampler: Sampler, plays: Sequence[Play], like: Request) -> Iterator[int]:
+    """Plays episodes that have begun. Yields the position of each when it is over.
+
+    With a sampler in step a turn waits for the environments of all: which rows are generated together then never
+    depends on how fast an environment was, and a resumed run samples the same tokens. With any other, an episode's next
+    turn is sent when its own environment has answered.
+    """
+    waiting = set(range(len(plays)))  # for their environments
+    try:
+        with sampler.pending() as pending:
+            while waiting or pending:
+                answered = [i for i in sorted(waiting) if sampler.in_step or plays[i].answered]
+                waiting.difference_update(answered)
+                receive([plays[i] for i in answered])
+                as_given = {i for i in answered if plays[i].going and plays[i].goes_on_as_given()}
+                waiting |= as_given
+                pending.send({i: _turn(plays[i], like) for i in answered if plays[i].going and i not in as_given})
+                over = [i for i in answered if not plays[i].going]
+                sampler.forget([plays[i].session for i in over])
+                yield from over
+                if not pending:
+                    time.sleep(POLL if waiting else 0)
+                    continue
+                for i, (rollout,) in pending.arrived(wait=not waiting):
+                    plays[i].act(rollout)
+                    waiting.add(i)
+    finally:
+        sampler.forget([episode.session for episode in plays])
+
+
+def _turn(episode: Play, like: Request) -> Request:
+    """The request for an episode's next turn, sampled as `like` is."""
+    return replace(
+        like,
+        prompt_ids=episode.context,
+        seed=episode.turn_seed,
+        max_tokens=episode.room,
+        stop=episode.player.environment.stop,
+        session=episode.session,
+        last_turn=episode.last_turn,
+    )
 
 
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:
     """Of a step's episodes, in the plan's order. seed: of the run; round: of rollouts in the step"""
     return [int(x) for x in np.random.SeedSequence([seed, step, round]).generate_state(count, np.uint32)]
-
-
-def outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
-    """Of each stored episode, whether the environment would no longer answer to its actions as it did, or would reward
-    them otherwise. Turns with nothing between them are played as one."""
-    parts = [stored[begin : begin + _TOGETHER] for begin in range(0, len(stored), _TOGETHER)]
-    return [differs for part in parts for differs in _outdated(player, part)]
-
-
-def _outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
-    ids = [episode.token_ids.tolist() for _, episode in stored]
-    actions = [[True] * len(episode) if episode.actions is None else episode.actions.tolist() for _, episode in stored]
-
-    with player.episodes([question for question, _ in stored], [episode.seed or 0 for _, episode in stored]) as plays:
-        turns = {i: [0] for i in range(len(stored))}
-        while turns := {
-            i: turn for i in turns if plays[i].received() and (turn := next_turn(plays[i], ids[i], actions[i]))
-        }:
-            for i, turn in turns.items():
-                plays[i].act(Rollout(np.array(turn, np.int32), "stop"))
-    by_verifier = player.environment.reward != "environment"
-    return [
-        play.going
-        or play.truncated
-        or play.failure is not None
-        or play.tokens != tokens
-        or not (by_verifier or play.reward == episode.reward)
-        for play, tokens, (_, episode) in zip(plays, ids, stored, strict=True)
-    ]

@@ -172,7 +172,7 @@ def loop_sampler(model: EvaluatedModel, device: str, dtype: str, rows: int, thre
 
     from ..engines.local.placement import device_of, dtype_of, end_and_pad
     from ..engines.local.placement import load as load_weights
-    from ..sampling.generation import check_rows
+    from ..sampling.batch import check_rows
     from ..sampling.torch_loop import LoopSampler
 
     if threads > (cores := len(os.sched_getaffinity(0))):

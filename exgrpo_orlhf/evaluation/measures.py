@@ -28,7 +28,7 @@ from ..questions.text import with_roles
 from ..records import Question, Trajectory
 from ..replay import DifficultyBuckets, snapshot
 from ..replay.difficulty import LEVELS
-from ..replay.dynamic_sampling import DynamicSampling
+from ..replay.plan import DynamicSampling
 from ..sampling import Request, Sampler
 from ..tracking.decisions import ID, DecisionLog
 from ..tracking.metrics_log import MetricsLog

@@ -8,14 +8,13 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ..environments.episodes import play
-from ..environments.playing import Player
+from ..environments.playing import Player, play
 from ..grader.grade import Grade
 from ..grader.thoughts import Tags, opens_thought
 from ..questions.special_tokens import response_text
 from ..records import Question, Rollout
 from ..rewards import Written
-from ..rewards.written import written
+from ..rewards.grading import written
 from ..sampling import EngineLost, Request, Sampler, ServedRollout
 
 Key = tuple[str, int, int]  # benchmark, row of its set (from 0), sample (from 0)
@@ -50,7 +49,7 @@ class Response:
         text = response_text(tokenizer, rollout.token_ids.tolist(), *tags)
         prompt = lambda: (request.prompt, request.prompt_ids)
         observations = player is not None and player.environment.observations_graded
-        as_written = written(rollout, prompt, in_thought, tokenizer, tags, observations)
+        (as_written,) = written([rollout], prompt, in_thought, tokenizer, tags, observations)
         return cls(request, text, rollout.length, rollout.finish, as_written, grade=rollout.grade)
 
 

@@ -22,6 +22,7 @@ class Grade:
     parts: by name, the rewards of which this one is the weighted sum (Verifier.rewards) and that did not abstain
     reason: why it could not be graded, or why some of its logs are left out
     abstains: whether a function gave no reward on purpose
+    correct: whether the verdict is 'correct'
     """
 
     verdict: Verdict
@@ -32,11 +33,9 @@ class Grade:
     parts: tuple[tuple[str, float], ...] = ()
     reason: str | None = field(default=None, compare=False)
     abstains: bool = field(default=False, compare=False)
+    correct: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.verdict in ("timeout", "error")):
             raise ValueError(f"a {self.verdict} response {'needs a' if self.reward is None else 'has no'} reward")
-
-    @property
-    def correct(self) -> bool:
-        return self.verdict == "correct"
+        object.__setattr__(self, "correct", self.verdict == "correct")

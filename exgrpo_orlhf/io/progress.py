@@ -1,4 +1,4 @@
-"""How long the parts of a step take, and the line in the terminal that says where a run is."""
+"""The line in the terminal that says where a run is, and how long it takes."""
 
 from __future__ import annotations
 
@@ -6,39 +6,10 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
 
 log = logging.getLogger(__name__)
-Item = TypeVar("Item")
 _SCORE = re.compile(r"eval/greedy_accuracy|eval/validation/avg_at_\d+")  # the first wins
-
-
-class Clock:
-    """Seconds of each part of a step."""
-
-    def __init__(self) -> None:
-        self.begin = self.last = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[name] = self.laps.get(name, 0.0) + now - self.last
-        self.last = now
-
-    def add(self, other: Clock) -> None:
-        """The parts of a clock that ran beside this one."""
-        self.laps |= {name: self.laps.get(name, 0.0) + seconds for name, seconds in other.laps.items()}
-
-    def timed(self, name: str, items: Iterable[Item]) -> Generator[Item, None, None]:
-        """The same items; the lap ends when there are no more."""
-        yield from items
-        self.lap(name)
-
-    def times(self) -> dict[str, float]:
-        """Seconds of each part and of all."""
-        metrics = {f"time/{name}": seconds for name, seconds in self.laps.items()}
-        return {**metrics, "time/step": time.perf_counter() - self.begin}
 
 
 def score_name(metrics: Iterable[str]) -> str | None:

@@ -57,6 +57,19 @@ def token_stats(
     return logprobs, entropies
 
 
+def response_stats(head: Any, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs at `temperature` and entropies at 1 of response tokens, `targets`, (N,) each, in the dtype of `hidden`,
+    (N, D): the hidden states that predict them. head: the model's output layer"""
+    bias = getattr(head, "bias", None)
+    return token_stats(
+        hidden,
+        head.weight.to(hidden.dtype),
+        targets,
+        bias=None if bias is None else bias.to(hidden.dtype),
+        temperature=temperature,
+    )
+
+
 def block_sums(z: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of logits (N, W) the largest one m of each token, Σ e^(z−m), Σ e^(z−m)·(z−m) and Σ e^((z−m)/T): (N,) each."""
     z = z.to(torch.promote_types(z.dtype, torch.float32))

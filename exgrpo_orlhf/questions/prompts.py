@@ -117,7 +117,7 @@ class PromptEncoder:
                 f"have {' and '.join(missing)}; use Prompts.template = 'chat', or 'simplerl'"
             )
         self.settings, self.tokenizer, self._template = settings, tokenizer, template
-        self._encoded: dict[tuple[str, str], list[int]] = {}
+        self._encoded: dict[tuple[str, str], tuple[list[int], bool]] = {}  # and whether a thought is open
         self._observed: set[str] = set()  # questions with such an observation
         self._special = SpecialTokens(tokenizer)
         # The parts of the user's own text between its special tokens, and these.
@@ -148,6 +148,13 @@ class PromptEncoder:
 
         Raises ValueError for a prompt longer than Prompts.max_tokens, or empty, or with a role it cannot write.
         """
+        return self._encode(question)[0]
+
+    def opens_thought(self, question: Question) -> bool:
+        """As the function `opens_thought`, of its prompt. Raises as `encode`."""
+        return self._encode(question)[1]
+
+    def _encode(self, question: Question) -> tuple[list[int], bool]:
         if (key := (question.id, str(question.meta.get("chat_template_kwargs")))) not in self._encoded:
             ids = self.token_ids(question)
             if not 0 < len(ids) <= self.settings.max_tokens:
@@ -155,7 +162,8 @@ class PromptEncoder:
                     f"{_name(question)} has {len(ids)} prompt tokens; allowed are 1 to Prompts.max_tokens = "
                     f"{self.settings.max_tokens}. Raise it, or leave the question out of the set"
                 )
-            self._encoded[key] = ids
+            own = self.settings.thought_tags
+            self._encoded[key] = ids, opens_thought(self.render(question), self.turns(question), own)
         return self._encoded[key]
 
     def introduce(self, questions: Sequence[Question], validation: Sequence[Question]) -> dict[str, Any]:
@@ -251,15 +259,10 @@ class PromptEncoder:
         if self._opened and text.startswith(self._opened):
             text = text.removeprefix(self._opened).removeprefix(self._space)
         ends, ids = self._ends, list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        if not ids:
-            raise ValueError(f"the response has no token of this tokenizer: {text!r:.200}")
-        if not {*ends}.isdisjoint(ids):
-            raise ValueError(f"the response holds an end token, which is added here: {text!r:.200}")
-        if len(ids) + 1 > max_tokens:
-            raise ValueError(
-                f"the response has {len(ids) + 1} tokens with its end token; allowed are "
-                f"Sampling.max_response_tokens = {max_tokens}"
-            )
+        require(bool(ids), f"the response has no token of this tokenizer: {text!r:.200}")
+        require({*ends}.isdisjoint(ids), f"the response holds an end token, which is added here: {text!r:.200}")
+        allowed = f"allowed are Sampling.max_response_tokens = {max_tokens}"
+        require(len(ids) < max_tokens, f"the response has {len(ids) + 1} tokens with its end token; {allowed}")
         return [*ids, ends[0]]
 
     def fingerprint(self) -> str:
@@ -277,7 +280,8 @@ class PromptEncoder:
         if self._chat or template.turns is None:
             return self._by_chat_template(turns, question)
         own = question.meta.get("chat_template_kwargs")
-        require(not own, f"{_name(question)} has chat_template_kwargs, {own!r:.80}, but no chat template takes them")
+        if own:
+            raise ValueError(f"{_name(question)} has chat_template_kwargs, {own!r:.80}, but no chat template takes it")
         if not template.turns:
             text, roles = self.settings.template, [role for role, _ in turns]
             if roles != ["user"] and (roles != ["system", "user"] or "{system}" not in text):
@@ -322,10 +326,6 @@ class PromptEncoder:
             hidden = tuple((role, self._special.hide(content)) for role, content in _messages(question))
             return self._special.encode(self.render(replace(question, prompt=hidden)), self._adds)
         return list(self.tokenizer(text, add_special_tokens=self._adds)["input_ids"])
-
-    def opens_thought(self, question: Question) -> bool:
-        """As the function `opens_thought`, of its prompt."""
-        return opens_thought(self.render(question), self.turns(question), self.settings.thought_tags)
 
     def encode_observation(self, text: str, question: Question) -> list[int]:
         """The token ids of what is added to a question's prompt, encoded as the question is."""

@@ -20,10 +20,16 @@ _TAG = re.compile(rf"{TAG.pattern}|<\|(?:start|message)\|>|</?answer>", re.IGNOR
 def response_text(tokenizer: Any, ids: Iterable[int], *own: str) -> str:
     """A response as graders and readers see it: without special tokens, but with the tags of a thought and an answer,
     which are special tokens of some tokenizers. own: those of Prompts.thought_tags"""
+    return response_texts(tokenizer, [ids], *own)[0]
+
+
+def response_texts(tokenizer: Any, responses: Iterable[Iterable[int]], *own: str) -> list[str]:
+    """As `response_text`, of each response."""
     hidden = _hidden(tokenizer, own)
     if hidden is None:
-        return str(tokenizer.decode([*ids], skip_special_tokens=True))
-    return str(tokenizer.decode([token for token in ids if token not in hidden], skip_special_tokens=False))
+        return [str(tokenizer.decode([*ids], skip_special_tokens=True)) for ids in responses]
+    shown = ([token for token in ids if token not in hidden] for ids in responses)
+    return [str(tokenizer.decode(ids, skip_special_tokens=False)) for ids in shown]
 
 
 def decoder(tokenizer: Any) -> Callable[[Any], str]:

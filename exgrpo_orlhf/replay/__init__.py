@@ -1,12 +1,11 @@
 """Experience management: no model and no engine (numpy; pyarrow for snapshots)."""
 
 from .buffer import ReplayBuffer
-from .difficulty import DifficultyBuckets
+from .difficulty import DifficultyBuckets, RetirementPolicy
+from .injection import TrajectorySelector
 from .mixer import ReplayMixer
 from .plan import Plan
-from .retirement import RetirementPolicy
 from .sampling import QuestionSampler
-from .selection import TrajectorySelector
 
 __all__ = [
     "DifficultyBuckets",

@@ -1,13 +1,18 @@
-"""Difficulty levels: a question's latest accuracy, cut at two thresholds; or the spread of its latest rewards
-(ReplayBuffer.difficulty)."""
+"""How difficult a question is: its latest accuracy, cut at two thresholds, or the spread of its latest rewards
+(ReplayBuffer.difficulty); and when it is mastered and retires."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from ..checks import check_settings, require
+import numpy as np
+
+from ..checks import Count, PositiveShare, check_settings, require
+from ..records import RolloutGroup, mean
+from ..rounding import are_equal, less_rounding
 
 Level = Literal["unsolved", "hard", "medium", "easy", "solved"]
 LEVELS: tuple[Level, ...] = ("unsolved", "hard", "medium", "easy", "solved")
@@ -63,3 +68,55 @@ def spread_levels(spreads: Mapping[str, float], group_size: int) -> dict[str, Fr
         question_id: Fraction(int((spread - low) * scale + 0.5), group_size) if spread > 0 else None
         for question_id, spread in spreads.items()
     }
+
+
+@dataclass(frozen=True)
+class RetirementPolicy:
+    """A question retires when its accuracy has reached `at_accuracy` in `times_in_a_row` observations: it leaves the
+    buffer with its trajectories, and what is sampled of it is no longer stored.
+
+    at_accuracy: accuracy at which a question retires, in (0, 1]; None switches retirement off
+    times_in_a_row: observations in a row at that accuracy
+    leaves_fresh: whether a retired question also leaves fresh sampling, from the next epoch on. The paper retires from
+        the buffer only (False); the official code also drops it from the training set.
+    revisits_every: steps; in each such step a share of the retired questions returns and is in that step's batch, as
+        fresh questions (the paper's Table 7: 25); None: never
+    revisited_share: of the retired questions, drawn uniformly, rounded down (Table 7: 10 %)
+    """
+
+    at_accuracy: PositiveShare | None = 1.0
+    times_in_a_row: Count = 1
+    leaves_fresh: bool = False
+    revisits_every: Count | None = None
+    revisited_share: PositiveShare = 0.1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a value out of range, or one that needs another setting to have a meaning."""
+        check_settings(RetirementPolicy, vars(self))
+        for name in ("leaves_fresh", "revisits_every"):
+            require(
+                self.at_accuracy is not None or not getattr(self, name),
+                f"RetirementPolicy.{name} = {getattr(self, name)!r} needs retirement, but "
+                "RetirementPolicy.at_accuracy is None",
+            )
+
+    def is_mastered(self, accuracy: Fraction) -> bool:
+        """Whether an observation of this accuracy counts towards retirement."""
+        return self.at_accuracy is not None and accuracy >= as_fraction(self.at_accuracy)
+
+
+def mean_reward(group: RolloutGroup) -> float:
+    """Of the gradable rollouts; exactly their reward where all are the same. Raises IndexError without any."""
+    rewards = group.rewards
+    return rewards[0] + mean([reward - rewards[0] for reward in rewards])
+
+
+def is_above_mean(reward: float, group: RolloutGroup) -> bool:
+    """Whether its advantage is positive beside the rollouts of this group."""
+    return less_rounding(reward) > mean_reward(group)
+
+
+def spread_of(group: RolloutGroup) -> float:
+    """σ_q, the standard deviation (of n) of its gradable rollouts' rewards; exactly 0 where all are the same."""
+    rewards = group.rewards
+    return 0.0 if are_equal(rewards) else float(np.std([reward - rewards[0] for reward in rewards]))

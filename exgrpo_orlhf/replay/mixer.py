@@ -1,6 +1,6 @@
 """Mixes fresh and replayed questions: what a step plans, and how its groups become rows.
 
-How much is replayed is in `replay_share.py`, which groups get a stored trajectory in `injection.py`, what becomes
+How much is replayed is in `ReplayShare`, which groups get a stored trajectory in `injection.py`, what becomes
 experience in `store_rule.py`.
 """
 
@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from fractions import Fraction
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..checks import Count, Share, ShareBelowOne, check_settings, reference, require
-from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Row, Trajectory
+from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
-from .difficulty import DifficultyBuckets
-from .injection import Beside, Injection
+from .difficulty import DifficultyBuckets, as_fraction
+from .injection import Beside, Choice, Injection
 from .plan import FreshSource, Plan
 from .prefix import Pieces, Prefix
-from .replay_share import ReplayShare
 from .sampling import QuestionSampler
-from .selection import Choice
 from .store_rule import Floats, Successes, finished, is_failure
 
 PAPER_INJECTION, PAPER_RULE = Beside(), Successes()
@@ -45,6 +44,52 @@ class MixerParts:
     group_size: int
     questions_per_step: int
     rng: np.random.Generator
+
+
+class ReplayShare:
+    """ρ of a step: 0 until a batch's Pass@1 exceeds `start_at_accuracy`, then a line from `rho` to `rho_end`.
+
+    Settings as in `ReplayMixer`. started_at: the last step that was planned before the start; None: not started
+    """
+
+    def __init__(
+        self, rho: float, rho_end: float | None, rho_steps: int | None, start_at_accuracy: float | None
+    ) -> None:
+        """Raises ValueError for rho_end without rho_steps or the reverse."""
+        require(
+            (rho_end is None) == (rho_steps is None),
+            "ReplayMixer.rho_end and ReplayMixer.rho_steps are both numbers, or both None (constant ρ); got "
+            f"{rho_end!r} and {rho_steps!r}",
+        )
+        self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
+        self.rho_steps = 1 if rho_steps is None else rho_steps
+        self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
+        self.started_at: int | None = 0 if start_at_accuracy is None else None
+
+    @property
+    def started(self) -> bool:
+        return self.started_at is not None
+
+    @property
+    def largest(self) -> Fraction:
+        """0: no question is ever planned for replay."""
+        return max(self.rho, self.rho_end)
+
+    def at(self, step: int) -> Fraction:
+        """The step's ρ, exact. Replay may begin in the step after the start."""
+        if self.started_at is None:
+            return Fraction(0)
+        steps = min(max(step - self.started_at - 1, 0), self.rho_steps)
+        return self.rho + (self.rho_end - self.rho) * steps / self.rho_steps
+
+    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
+        """Start once a batch's Pass@1 exceeds `start_at_accuracy`; replay never stops again. step: the last one that is
+        planned already"""
+        if self.started or self.start_at_accuracy is None:
+            return
+        graded = sum(group.graded for group in groups)
+        if graded and Fraction(sum(group.correct for group in groups), graded) > self.start_at_accuracy:
+            self.started_at = step
 
 
 @dataclass(eq=False)
@@ -219,29 +264,28 @@ class ReplayMixer:
         advantages: Advantages,
         penalty: Callable[[int], float] | None = None,
         weights: Mapping[str, float] = {},
+        encode: Callable[[Question], Sequence[int]] = lambda question: (),
     ) -> MixedBatch:
         """Compute advantages over the rows that are trained on. A stored success keeps its stored reward: it is never
         graded again. penalty: of a response's length in tokens, added to its reward here alone, of a fresh row and of a
-        stored one. weights: by name, of several rewards of which each has its own advantages. Raises ValueError if a
-        group is not graded."""
+        stored one. weights: by name, of several rewards of which each has its own advantages. encode: the token ids of
+        a question's prompt. Raises ValueError if a group is not graded."""
         rewards = np.zeros((len(groups), self.group_size))
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
         parts = np.full((len(weights), *rewards.shape), np.nan)
-        for g, (group, members) in enumerate(groups):
-            for i, response in enumerate(members):
-                if response.reward is not None:
-                    rewards[g, i], gradable[g, i] = (
-                        response.reward + (penalty(group.given + response.length) if penalty else 0.0),
-                        True,
-                    )
-                    parts[:, g, i] = [dict(response.parts).get(name, np.nan) for name in weights]
+        for g, completed in enumerate(groups):
+            lengths = [completed.group.given + length for length in completed.lengths()] if penalty else []
+            for i, reward in enumerate(completed.all_rewards()):
+                if reward is None:
+                    continue
+                rewards[g, i], gradable[g, i] = reward + (penalty(lengths[i]) if penalty else 0.0), True
+                if weights:
+                    of_row = dict(completed.rows[i].parts)
+                    parts[:, g, i] = [of_row.get(name, np.nan) for name in weights]
         several = [*weights.values()]
         values = advantages.of_several(parts, several) if several else advantages(rewards, gradable)
-        rows = [
-            [Row(group.question, member, float(values[g, i]), bool(gradable[g, i])) for i, member in enumerate(members)]
-            for g, (group, members) in enumerate(groups)
-        ]
-        return MixedBatch([group for group, _ in groups], rows, self.group_size)
+        prompts = [encode(completed.group.question) for completed in groups]
+        return MixedBatch.of(groups, values, self.group_size, prompts)
 
     def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """As `Injection.late_stored`, once replay has started."""

@@ -15,9 +15,8 @@ from ..records import RolloutGroup, Trajectory, mean
 from ..rounding import are_equal
 from .buffer import ReplayBuffer
 from .difficulty import as_fraction
-from .indexed_set import IndexedSet
-from .injection import Injection
-from .selection import NEWEST, Choice, TrajectorySelector
+from .injection import NEWEST, Choice, Injection, TrajectorySelector
+from .sampling import IndexedSet
 
 Pieces = Callable[[Trajectory], Sequence[str]]  # the text of each token of a response
 _SENTENCE = re.compile(r"""[.!?]["')\]*]*\s*$""")

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from ..io.files import Files, checksum, record, sha256, write
 from ..records import Trajectory
 from .buffer import ReplayBuffer
-from .retirement import RetirementPolicy
+from .difficulty import RetirementPolicy
 from .stored import BufferEntry, QuestionRecord
 
 FORMAT = "exgrpo-replay-buffer"

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from ..checks import PositiveShare, check_settings, require
 from ..records import MixedBatch, Rollout, RolloutGroup, Trajectory
-from ..rounding import less_rounding
 from .buffer import ReplayBuffer
-from .difficulty import as_fraction
+from .difficulty import as_fraction, is_above_mean
 from .injection import Injection
 
 Floats = npt.NDArray[np.float32]
@@ -122,7 +121,7 @@ class AboveMean(StoreRule):
     stores_failures = True
 
     def stores(self, rollout: Rollout, group: RolloutGroup) -> bool:
-        return rollout.reward is not None and less_rounding(rollout.reward) > group.mean_reward
+        return rollout.reward is not None and is_above_mean(rollout.reward, group)
 
     def check(self, buffer: ReplayBuffer, injection: Injection) -> None:
         require(

@@ -267,7 +267,7 @@ class Verifier:
     def grade_groups(
         self,
         groups: Iterable[RolloutGroup],
-        written: Callable[[Question, Rollout], Written],
+        written: Callable[[Question, Sequence[Rollout]], list[Written]],
         earlier: Sequence[RolloutGroup] = (),
         progress: tuple[int, int] = (0, 1),
     ) -> list[RolloutGroup]:
@@ -277,7 +277,7 @@ class Verifier:
         groups: may arrive one by one, while others are still being generated. Kinds that are graded in other processes
             are graded on arrival; the others ('exact', 'modular_chain', 'word_problem') when all have arrived, and so
             are those of a function that gets the whole batch
-        written: a rollout as it is graded; progress: as in `grade_all`
+        written: rollouts of a question as they are graded; progress: as in `grade_all`
         earlier: graded groups of the same step; max_failed_share is taken over them and these together, because a late
             round may have few groups
         Raises as `grade_all`, and whatever `groups` raises; answers that are not graded yet are then dropped.
@@ -286,7 +286,7 @@ class Verifier:
         try:
             for group in groups:
                 ungraded = [rollout for rollout in group.rollouts if rollout.grade is None]
-                pairs = [(group.question, written(group.question, rollout)) for rollout in ungraded]
+                pairs = [(group.question, response) for response in written(group.question, ungraded)]
                 for part in answers.values():
                     part.add(pairs)
                 arrived.append(group)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from ..attention.implementation import SHARED, Unfit, attention_is, goes_on
-from ..attention.kv_cache import padded, reserve
-from ..attention.shared_prompt import SharedPromptCache, fits
+from ..attention.packing import SHARED, Unfit, attention_is, goes_on
+from ..attention.shared_prompt import SharedPromptCache, fits, padded, reserve
 
 
 class Batch:
@@ -146,3 +145,36 @@ class Batch:
                 "generate with such a model"
             )
         return output.logits[:, -1], cache
+
+
+@torch.no_grad()
+def check_rows(model: PreTrainedModel, pad: int, turns: bool = False) -> None:
+    """Raises ValueError for a model with which rows of a batch do not have the logits of the same rows alone.
+
+    turns: whether rows go on in another batch, from what was computed in this one
+    """
+    vocabulary = model.config.get_text_config().vocab_size
+    rows = [[7 * i % vocabulary for i in range(1, 1 + length)] for length in (4, 6, 5)]
+    owner = [0, 1, 1, 2]
+    tokens = torch.tensor([rows[i][-2:] for i in owner], device=model.device)
+    alone = torch.stack([model(torch.tensor([row], device=model.device)).logits[0, -1].float() for row in rows])
+    why = "they differ"
+    try:
+        batch = Batch(model, [row[:-2] for row in rows], owner, pad, 2)
+        computed = [batch.computed(1)]
+        batch.append(tokens[:, 0])
+        computed.append(batch.computed(3))
+        going = batch.keep(torch.tensor([1, 3], device=model.device))
+        batch.append(tokens[going, 1])
+        gap = (batch.logits.float() - alone[torch.tensor(owner)[going.cpu()]]).abs().max()
+        if turns and (past := [states for states in computed if states is not None]):
+            logits = Batch(model, rows[1:], [0, 1], pad, 1, past).logits  # of the second row one token less is new
+            gap = torch.maximum(gap, (logits.float() - alone[1:]).abs().max())
+        wrong = bool(gap > 4 * torch.finfo(model.dtype).eps ** 0.5 * max(1.0, float(alone.abs().max())))  # not if NaN
+    except (RuntimeError, IndexError) as error:
+        wrong, why = True, str(error).partition("\n")[0]
+    if wrong:
+        raise ValueError(
+            f"the local engine cannot generate with {type(model).__name__}: rows of a batch, padded or without those "
+            f"that have ended, do not have the logits of each row alone ({why})"
+        )

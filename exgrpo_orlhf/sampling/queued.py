@@ -41,9 +41,7 @@ class QueuedSampler(Sampler):
 
     def sample(self, requests: Sequence[Request], done: Collection[int] = ()) -> Generator[Portion, None, None]:
         with self.pending() as pending:
-            for i, request in enumerate(requests):
-                if i not in done:
-                    pending.send(i, request)
+            pending.send({i: request for i, request in enumerate(requests) if i not in done})
             while pending:
                 yield pending.arrived(wait=True)
 
@@ -58,8 +56,9 @@ class _Queue(Pending):
     def __len__(self) -> int:
         return len(self.requests)
 
-    def send(self, position: int, request: Request) -> None:
-        self.requests[self._send(request, request.seed_at(position))] = (position, request)
+    def send(self, requests: Mapping[int, Request]) -> None:
+        for position, request in requests.items():
+            self.requests[self._send(request, request.seed_at(position))] = (position, request)
 
     def arrived(self, wait: bool) -> Portion:
         return [(self.requests.pop(handle)[0], rollouts) for handle, rollouts in self._arrived(self.requests, wait)]

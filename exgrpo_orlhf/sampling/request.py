@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +106,8 @@ class Pending(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def send(self, position: int, request: Request) -> None: ...
+    def send(self, requests: Mapping[int, Request]) -> None:
+        """By position."""
 
     @abstractmethod
     def arrived(self, wait: bool) -> Portion:
@@ -142,8 +143,8 @@ class Sampler(ABC):
         """Requests that are added while others are under way. The context's end cancels the remaining ones."""
         return nullcontext(_Together(self))
 
-    def forget(self, session: int) -> None:  # noqa: B027  (most keep nothing)
-        """The session is over: release what was kept for its next turn."""
+    def forget(self, sessions: Iterable[int]) -> None:  # noqa: B027  (most keep nothing)
+        """The sessions are over: release what was kept for their next turns."""
 
     def describe(self) -> dict[str, Any]:
         """Settings and versions for the record, as JSON."""
@@ -166,8 +167,8 @@ class _Together(Pending):
     def __len__(self) -> int:
         return len(self._requests)
 
-    def send(self, position: int, request: Request) -> None:
-        self._requests[position] = request
+    def send(self, requests: Mapping[int, Request]) -> None:
+        self._requests.update(requests)
 
     def arrived(self, wait: bool) -> Portion:
         positions, requests = [*self._requests], [*self._requests.values()]

@@ -18,7 +18,7 @@ from ..io.json_lines import StepLog
 from ..questions.text import with_roles
 from ..records import MixedBatch, Rollout, RolloutGroup, Row, Trajectory, mean
 from ..replay.difficulty import Level
-from ..replay.selection import Choice
+from ..replay.injection import Choice
 from ..replay.stored import Changes
 
 ID = 12  # hexadecimal digits of a question's id, and of a trajectory's key: 48 bits

@@ -20,7 +20,7 @@ from ..records import Question, Rollout, Trajectory
 from ..replay import ReplayBuffer, snapshot
 from ..replay.store_rule import AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
-from ..rewards.written import written_to
+from ..rewards.grading import written_to
 
 
 def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -> ReplayBuffer:
@@ -115,7 +115,7 @@ def read_experts(
         encoded.append(np.array(ids, np.int32))
     # As rollouts are graded: by what the tokens say, which is not the text where the tokenizer lacks a character.
     pairs = [
-        (question, written_to(prompts, question, Rollout(ids, "stop")))
+        (question, written_to(prompts, question, [Rollout(ids, "stop")])[0])
         for question, ids in zip(matches, encoded, strict=True)
     ]
     grades = verifier.grade_all(pairs)

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import torch
 
 from .. import checkpoints
+from ..engines.engine import Clock
 from ..experiment import Outcome
 from ..io.files import Files
 from ..io.paths import run_name
-from ..io.progress import Clock, Progress
+from ..io.progress import Progress
 from ..io.stopping import Stop
 from ..replay import snapshot
 from ..tracking.metrics_log import MetricsLog

@@ -18,17 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ..engines.engine import Engine, NonFiniteUpdate, UpdateStats
+from ..engines.engine import Clock, Engine, NonFiniteUpdate, UpdateStats
 from ..experiment import Experiment
 from ..io.files import write
-from ..io.progress import Clock
 from ..questions.fresh import FreshQuestions
-from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory
+from ..records import CompletedGroup, MixedBatch, Question, Rollout, RolloutGroup, Trajectory, mean
 from ..replay import Plan, ReplayBuffer, TrajectorySelector
-from ..replay.dynamic_sampling import SelectedBatch
-from ..replay.selection import Choice
+from ..replay.injection import Choice
+from ..replay.plan import SelectedBatch
 from ..tracking.decisions import DecisionLog, StepRecord, pieces
-from . import ahead, batch_metrics
+from . import ahead
 from .ahead import BatchAhead
 
 log = logging.getLogger(__name__)
@@ -81,7 +80,7 @@ class Trainer:
         stats = self._learn(batch, step, next_batch, clock)
         stored = self._remember(sample, batch, stats, step, clock)
         self._await(next_batch, clock)
-        self.generated_tokens += sum(row.length for group in sample.groups for row in group.rollouts)
+        self.generated_tokens += sum(group.length for group in sample.groups)
         self.steps = step
         return self._report(sample, batch, stats, float(stored), clock)
 
@@ -89,7 +88,7 @@ class Trainer:
         """The step's questions, their graded fresh rollouts, and the stored trajectories that stand beside them."""
         experiment, buffer = self.experiment, self.buffer
         mixer, dynamic_sampling = experiment.mixer, experiment.dynamic_sampling
-        plan, new = self.batch_ahead or self._begin(step, clock).result()
+        plan, new = self.batch_ahead or self._first_batch(step, clock)
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
         # of another score). What a group continues was chosen before it was sampled.
@@ -120,7 +119,14 @@ class Trainer:
         if not self.experiment.settings.generate_ahead:
             return None
         thread_clock = Clock() if self.engine.overlaps_update else None
-        return _NextBatch(self._begin(step, clock, thread_clock), thread_clock)
+        plan = self._plan(step, clock)
+        sample = lambda: BatchAhead(plan, self._rollout(plan, [], thread_clock or clock))
+        return _NextBatch(ahead.start(sample, in_thread=thread_clock is not None), thread_clock)
+
+    def _first_batch(self, step: int, clock: Clock) -> tuple[Plan, list[RolloutGroup]]:
+        """A step's plan and its first rollouts, where they were not made ahead."""
+        plan = self._plan(step, clock)
+        return plan, self._rollout(plan, [], clock)
 
     def _observe(self, sample: _Sample, step: int, clock: Clock) -> MixedBatch:
         """The latest accuracy counts fresh rollouts only, also of replaced groups, and of no continued group; mastered
@@ -136,7 +142,8 @@ class Trainer:
         penalty = lambda tokens: verifier.overlong_penalty(tokens, experiment.sampling.max_response_tokens)
         penalised = verifier.overlong_share is not None
         weights = verifier.weights if experiment.advantages.of_each_reward else {}
-        batch = mixer.assemble(sample.selected.groups, experiment.advantages, penalty if penalised else None, weights)
+        encode, bound = self.engine.prompts.encode, penalty if penalised else None
+        batch = mixer.assemble(sample.selected.groups, experiment.advantages, bound, weights, encode)
         batch = experiment.dynamic_sampling.masked(batch)
         clock.lap("assemble")
         return batch
@@ -209,7 +216,7 @@ class Trainer:
             **sample.selected.plan.metrics(),
             **mixer.metrics(batch.groups, sample.choices),
             **self.buffer.metrics(mixer.buckets),
-            **batch_metrics.of_batch(batch, self.steps, stats.entropies),
+            **batch_metrics(batch, self.steps, stats.entropies),
             **experiment.loss.replayed_metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs),
             **stats.metrics,
             **self.fresh.metrics(),
@@ -221,12 +228,8 @@ class Trainer:
         }
         return metrics if mixer.replays else {n: x for n, x in metrics.items() if not n.startswith("replay/")}
 
-    def _begin(self, step: int, clock: Clock, thread_clock: Clock | None = None) -> Future[BatchAhead]:
-        """A step's questions: (1−ρ)·B fresh ones, ρ·B replayed ones with p ∝ N(accuracy; μ, σ), no question twice. And
-        K fresh rollouts of each, or as many as are asked for around a stored one.
-
-        thread_clock: clock of the rollouts where they are made in a thread, beside the update
-        """
+    def _plan(self, step: int, clock: Clock) -> Plan:
+        """A step's questions: (1−ρ)·B fresh ones, ρ·B replayed ones with p ∝ N(accuracy; μ, σ), no question twice."""
         plan = self._with_given(self.experiment.mixer.plan(self.fresh, self.buffer, step, self.engine.whole_batches))
         planned = self.experiment.mixer.questions_per_step
         if plan.questions < planned and plan.questions != self.batch_size:
@@ -236,8 +239,7 @@ class Trainer:
             )
         self.batch_size = plan.questions
         clock.lap("plan")
-        sample = lambda: BatchAhead(plan, self._rollout(plan, [], thread_clock or clock))
-        return ahead.start(sample, in_thread=thread_clock is not None)
+        return plan
 
     def _with_given(self, plan: Plan) -> Plan:
         """Where planned groups continue a stored response: what each is given of which. An episode that its environment
@@ -266,8 +268,9 @@ class Trainer:
         return selector.choose(stored, scores, self.experiment.mixer.rng, accuracies, self.steps + 1)
 
     def _rollout(self, plan: Plan, graded: list[RolloutGroup], clock: Clock) -> list[RolloutGroup]:
-        """Sample and grade a plan's questions; OpenRLHF's groups while it is still generating others. With
-        train.generate_ahead they get the log-probs of the policy that sampled them. graded: the step's groups so far"""
+        """K graded fresh rollouts of each of a plan's questions, or as many as are asked for around a stored one; of
+        OpenRLHF they are graded while others are still generated. With train.generate_ahead they get the log-probs of
+        the policy that sampled them. graded: the step's groups so far"""
         engine, verifier = self.engine, self.experiment.verifier
         with closing(clock.timed("rollout", engine.rollout(plan, self.experiment.mixer.group_size))) as rollouts:
             groups = plan.in_order(
@@ -278,3 +281,34 @@ class Trainer:
             groups = ahead.sampled_by(groups, engine.behaviour_logprobs(groups), self.steps + 1)
             clock.lap("behaviour")
         return groups
+
+
+def batch_metrics(batch: MixedBatch, step: int, entropies: Sequence[float]) -> dict[str, float]:
+    """What the log says of the rows of a batch, fresh and replayed ones apart. entropies: of each row, flattened
+
+    `policy/entropy_sound` and `…_lucky` are of the correct fresh rollouts whose reasoning was checked: the paper
+    replays the lowest entropy because it expects valid reasoning there. They, `replay/lucky_guess_rate` and, of
+    rows that were generated ahead, `rollout/age_mean` are left out where there are no such rows.
+    """
+    pairs = list(zip(batch.flat_rows(), entropies, strict=True))
+    checked: dict[str, list[float]] = {}
+    for row, entropy in pairs:
+        grade = row.response.grade if isinstance(row.response, Rollout) else None
+        if grade is not None and grade.correct and grade.sound is not None:
+            checked.setdefault("sound" if grade.sound else "lucky", []).append(entropy)
+    trajectories = [row.trajectory for row, _ in pairs if row.trajectory is not None]
+    ages = [step - trajectory.step for trajectory in trajectories]
+    soundness = [trajectory.sound for trajectory in trajectories if trajectory.sound is not None]
+    fresh = [row.response.policy_step for row, _ in pairs if isinstance(row.response, Rollout)]
+    sampling_ages = [step - sampled for sampled in fresh if sampled is not None]
+    return {
+        **({"rollout/age_mean": mean(sampling_ages)} if sampling_ages else {}),
+        **({"replay/lucky_guess_rate": soundness.count(False) / len(soundness)} if soundness else {}),
+        "reward/groups_with_signal": mean([any(row.advantage for row in group) for group in batch.rows]),
+        "policy/entropy_fresh": mean([entropy for row, entropy in pairs if row.trajectory is None]),
+        "replay/entropy": mean([entropy for row, entropy in pairs if row.trajectory is not None]),
+        "replay/age_mean": mean(ages),
+        "replay/age_max": float(max(ages, default=0)),
+        "replay/response_tokens": mean([trajectory.length for trajectory in trajectories]),
+        **{f"policy/entropy_{kind}": mean(values) for kind, values in checked.items()},
+    }

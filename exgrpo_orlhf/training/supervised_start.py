@@ -184,7 +184,8 @@ class SupervisedModel:
 
     def _make(self, folder: Path, base: str | Path, rows: list[ForwardRow], prompts: PromptEncoder) -> None:
         """Train, then fill `folder`."""
-        from ..engines.local.placement import check_model, device_of, load, within_memory
+        from ..engines.local.forward import within_memory
+        from ..engines.local.placement import check_model, device_of, load
         from .supervised_training import SupervisedTraining
 
         threads, device = torch.get_num_threads(), device_of(self.machine.device)

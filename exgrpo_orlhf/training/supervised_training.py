@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..attention.products import large_layers
-from ..engines.local.forward import PolicyForward
-from ..engines.local.placement import Recomputing, dtype_of
+from ..engines.local.forward import PolicyForward, Recomputing
+from ..engines.local.placement import dtype_of
 from ..engines.rows import ForwardRow
 from ..engines.schedule import rate_share
 from .optimiser_steps import optimiser_steps
@@ -54,7 +54,7 @@ class SupervisedTraining:
         However the rows are cut into micro-batches, each token has the same weight.
         """
         rows = [self.rows[i] for i in self.batch(step)]
-        tokens, total = sum(len(row.response) for row in rows), 0.0
+        tokens, total = sum(len(row.token_ids) for row in rows), 0.0
         for part, pack in self.forward.batches(rows, self._settings.machine.micro_batch_tokens):
             with self._recomputing():
                 logprobs, _ = self.forward([rows[i] for i in part], pack)
@@ -76,7 +76,7 @@ class SupervisedTraining:
             what="supervised start",
         ):
             rows = [self.rows[i] for i in self.batch(step)]
-            tokens += sum(len(row.response) for row in rows)
+            tokens += sum(len(row.token_ids) for row in rows)
             speed = sum(map(len, rows)) / (time.perf_counter() - began)
             metrics |= {"tokens": tokens, "tokens_per_second": speed}
             yield step, {f"supervised/{name}": value for name, value in metrics.items()}

@@ -92,16 +92,17 @@ class Validation:
         for row, question in enumerate(self.questions):
             prompt_ids = engine.prompts.encode(question)
             prompt = str(engine.prompts.tokenizer.decode(prompt_ids))
+            responses = engine.written(question, rollouts[row])
             answered += [
                 Answered(
                     *(row, sample, seeds[row][sample], question, prompt, len(prompt_ids)),
                     text=engine.decode(rollout.token_ids),
                     tokens=rollout.length,
                     finish=rollout.finish,
-                    written=engine.written(question, rollout),
+                    written=written,
                     grade=rollout.grade,
                 )
-                for sample, rollout in enumerate(rollouts[row])
+                for sample, (rollout, written) in enumerate(zip(rollouts[row], responses, strict=True))
             ]
         return answered
 

@@ -30,7 +30,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -144,6 +144,17 @@ class Worker:
         poll = select.poll()
         poll.register(self, select.POLLIN)
         return bool(poll.poll(max(0.0, 1000 * seconds)))
+
+
+def replies(workers: Sequence[Worker], timeout: float) -> list[Any]:
+    """Of each as `Worker.reply` returns it, or the CallFailed that it raises."""
+    results: list[Any] = []
+    for worker in workers:
+        try:
+            results.append(worker.reply(timeout))
+        except CallFailed as error:
+            results.append(error)
+    return results
 
 
 class ForkServer:

@@ -81,7 +81,7 @@ MIXED = rows_of((20, (3, 9, 1, 25, 9)), (7, (4, 4, 4, 4)), (31, (12,)), (1, (2, 
 
 # The same with some tokens of an environment's
 EPISODES = [
-    replace(row, actions=(np.arange(len(row.response)) + i) % 3 > 0) if len(row.response) > 2 else row
+    replace(row, actions=(np.arange(len(row.token_ids)) + i) % 3 > 0) if len(row.token_ids) > 2 else row
     for i, row in enumerate(MIXED)
 ]
 
@@ -120,7 +120,7 @@ def test_statistics_and_gradients_equal_those_of_padded_rows(config, rows, one_c
     outputs = forward(rows, pack=True)
     assert_same(outputs, expected)
     assert_same(gradients(model, outputs), slopes)
-    alone = plain_stats(model, rows[0].prompt, Rollout(rows[0].response, "stop", actions=rows[0].actions), 0.8)[0]
+    alone = plain_stats(model, rows[0].prompt, Rollout(rows[0].token_ids, "stop", actions=rows[0].actions), 0.8)[0]
     torch.testing.assert_close(outputs[0][: len(alone)].double(), alone, atol=1e-4, rtol=0)
     # After packed rows, the results of padded ones are still bit-identical.
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(forward(rows), expected, strict=True))
@@ -148,9 +148,9 @@ class NextPrompt(Packed):
 
     def __init__(self, rows, device, one_call=False):
         super().__init__(rows, device, one_call)
-        first = np.cumsum([0, *(len(row.response) for row in rows)])[:-1]
+        first = np.cumsum([0, *(len(row.token_ids) for row in rows)])[:-1]
         for at, row in zip(first, rows, strict=True):
-            if len(row.response) > 1:
+            if len(row.token_ids) > 1:
                 self.predicts[at] = self.predicts[at + 1] - 1
 
 
@@ -201,7 +201,7 @@ def test_a_model_with_a_window_or_with_an_attention_of_its_own_gets_padded_rows(
     rows = rows_of((20, (9, 10, 11, 12)))
     assert [pack for _, pack in forward.batches(rows, 4096)] == [False] * len(list(micro_batches(rows, 4096)))
     for row, measured in zip(rows, forward.measure(rows, 4096), strict=True):
-        alone = plain_stats(forward.model, row.prompt, row.response)[0]
+        alone = plain_stats(forward.model, row.prompt, row.token_ids)[0]
         assert measured.logprobs == pytest.approx(alone.numpy(), abs=1e-4)
 
 
@@ -281,7 +281,7 @@ def test_packed_batches_hold_each_row_once_within_the_budget_and_a_prompts_rows_
     assert changes == len(set(prompts)) - 1
     for one, next_one in pairwise(batches):
         rows = [MIXED[i] for i in one + next_one]
-        tokens = sum(map(len, {tuple(row.prompt) for row in rows})) + sum(len(row.response) for row in rows)
+        tokens = sum(map(len, {tuple(row.prompt) for row in rows})) + sum(len(row.token_ids) for row in rows)
         assert tokens > budget
 
 

@@ -24,10 +24,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from exgrpo_orlhf.attention import implementation, kv_cache, shared_prompt
-from exgrpo_orlhf.attention.implementation import Unfit
-from exgrpo_orlhf.attention.kv_cache import first
-from exgrpo_orlhf.attention.shared_prompt import SharedPromptCache
+from exgrpo_orlhf.attention import packing, shared_prompt
+from exgrpo_orlhf.attention.packing import Unfit
+from exgrpo_orlhf.attention.shared_prompt import SharedPromptCache, first
 from exgrpo_orlhf.engines.local.forward import PolicyForward
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.sampling import batch
@@ -101,7 +100,7 @@ def assert_as_copied(model, attended, **settings) -> list:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_responses_are_those_of_copied_prompts(config, settings, attended, monkeypatch):
     """In float64, in which rounding changes no token. Rows end at different times, and prompts lose all rows."""
-    monkeypatch.setattr(kv_cache, "BLOCK", 5)  # the buffers grow several times
+    monkeypatch.setattr(shared_prompt, "BLOCK", 5)  # the buffers grow several times
     assert_as_copied(random_model(config).double(), attended, **settings)
     assert len(set(attended)) > 1, "no row left the batch before another"
 
@@ -172,7 +171,7 @@ def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(
         layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
     ours = assert_as_copied(model, attended, temperature=1.0)
     assert not attended
-    assert implementations.count(implementation.SHARED) == 1
+    assert implementations.count(packing.SHARED) == 1
     assert min(len(tokens) for tokens, _ in ours) == 1
 
 
@@ -210,7 +209,7 @@ def test_the_models_own_attention_is_back_after_every_token_and_every_error():
     model, seen = random_model(CONFIGS["llama"]), []
     model.register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
     responses(model, temperature=1.0)
-    assert {"sdpa", implementation.SHARED} == set(seen), "for the prompts, and for the rest"
+    assert {"sdpa", packing.SHARED} == set(seen), "for the prompts, and for the rest"
     assert model.config._attn_implementation == "sdpa"
 
     def fail(module, args):

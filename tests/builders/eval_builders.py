@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 from exgrpo_orlhf.evaluation.responses import Key, Response, respond
 from exgrpo_orlhf.io.weights import save as save_model
 from exgrpo_orlhf.sampling import Request, Sampler
-from exgrpo_orlhf.sampling.generation import generate
+from exgrpo_orlhf.sampling.torch_loop import generate
 
 RUN_BENCH = ROOT / "evals" / "run_bench.py"
 HERE = ("--engine", "transformers", "--no-mlflow")

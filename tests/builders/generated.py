@@ -8,8 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from exgrpo_orlhf.records import Rollout
-from exgrpo_orlhf.sampling.generation import generate
 from exgrpo_orlhf.sampling.request import Request
+from exgrpo_orlhf.sampling.torch_loop import generate
 
 
 def generated(

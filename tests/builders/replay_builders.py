@@ -20,8 +20,8 @@ from exgrpo_orlhf.replay import (
     RetirementPolicy,
     TrajectorySelector,
 )
+from exgrpo_orlhf.replay.injection import Choice
 from exgrpo_orlhf.replay.mixer import MixerParts
-from exgrpo_orlhf.replay.selection import Choice
 
 K = 4
 REWARDS = {"correct": 1.0, "wrong": 0.0, "no_answer": 0.0, "timeout": None, "error": None}

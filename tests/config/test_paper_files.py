@@ -9,7 +9,7 @@ import pytest
 from run_builders import ROOT
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.replay.indexed_set import IndexedSet
+from exgrpo_orlhf.replay.sampling import IndexedSet
 from exgrpo_orlhf.study.suite import of_suite
 
 PAPER = ROOT / "gin" / "paper"

@@ -56,7 +56,7 @@ def made(config: PretrainedConfig, dtype: torch.dtype = torch.float32, **more: s
 @torch.no_grad()
 def log_probs(model: PreTrainedModel, rows: Sequence[ForwardRow], **more: torch.Tensor) -> list[Measured]:
     """All rows in one, as the OpenRLHF actor packs them."""
-    sequences = [torch.tensor([*row.prompt, *row.response.tolist()]) for row in rows]
+    sequences = [torch.tensor([*row.prompt, *row.token_ids.tolist()]) for row in rows]
     positions = torch.cat([torch.arange(len(row)) for row in rows])[None]
     logits = model(torch.cat(sequences)[None], use_cache=False, **{"position_ids": positions, **more}).logits[0].float()
     parts = logits.log_softmax(-1).split([len(row) for row in rows])

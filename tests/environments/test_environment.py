@@ -10,7 +10,7 @@ import pytest
 from run_builders import python
 
 from exgrpo_orlhf.environments import Environment, Reply
-from exgrpo_orlhf.environments.playing import Play
+from exgrpo_orlhf.environments.playing import Opening, Play
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.workers.fork_server import NotLoaded
 
@@ -75,11 +75,8 @@ def test_an_environment_gets_answer_and_columns_as_a_reward_function_gets_them(t
     [question] = QuestionFile(path=str(tmp_path / "questions.jsonl"), **columns).load()
     calls: list[bytes] = []
     server = SimpleNamespace(worker=lambda: SimpleNamespace(call=calls.append))
-    player = SimpleNamespace(
-        prompts=SimpleNamespace(encode=lambda question: [1], render=lambda question: "6?"),
-        environment=SimpleNamespace(server=lambda: server),
-    )
-    Play(player, question, 0)
+    prompts = SimpleNamespace(encode=lambda question: [1], render=lambda question: "6?")
+    Play(None, Opening.of(prompts, question), 0, server)
     states = pickle.loads(calls[0])
     assert json.dumps([states["label"], states["meta"]]) == '[[4.5, "x"], {"row": 0, "weight": 2.5}]'
     assert str(states["meta"]["weight"]) == "2.5"

@@ -168,13 +168,13 @@ def test_a_verifier_grades_what_the_policy_wrote_and_the_observations_only_if_it
     for question, one in [(group.question, one) for group in groups for one in group.rollouts]:
         assert one.grade is None
         engine.player.environment = environment
-        written = engine.written(question, one)
+        (written,) = engine.written(question, [one])
         assert written.text == "\n".join(text for mine, text in parts(engine, one) if mine)
         assert written.token_ids == one.token_ids[one.actions].tolist()
         prompt, query = written.read()
         assert query == prompt + engine.tokenizer.decode(written.token_ids), "a function sees no observation either"
         engine.player.environment = replace(environment, reward="verifier_with_observations")
-        assert engine.written(question, one).text == engine.decode(one.token_ids) != ""
+        assert engine.written(question, [one])[0].text == engine.decode(one.token_ids) != ""
 
 
 @pytest.mark.slow

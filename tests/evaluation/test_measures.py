@@ -17,7 +17,7 @@ from run_builders import MIXED_PHASE, rows, run_here
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.evaluation import measures
 from exgrpo_orlhf.replay import DifficultyBuckets, snapshot
-from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
+from exgrpo_orlhf.replay.plan import DynamicSampling
 
 PROMPT = "Is this {response} a valid answer to {question}, which is {answer}? Braces {stay}."
 

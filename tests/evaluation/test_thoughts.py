@@ -20,7 +20,7 @@ from exgrpo_orlhf.io import tokenizer_file
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.questions.special_tokens import decoder, response_text
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import Verifier, Written, written
+from exgrpo_orlhf.rewards import Verifier, Written, grading
 from exgrpo_orlhf.sampling import Request
 from exgrpo_orlhf.testbed.reasoning_gym import ReasoningGym
 
@@ -97,8 +97,8 @@ def test_training_validation_and_benchmarks_see_no_answer_in_an_unfinished_thoug
 ):
     text = BOX if thought is None else f"{thought}{end}{BOX}"
     monkeypatch.setattr(Engine, "decode", lambda self, ids: text)
-    for module in (responses, written):
-        monkeypatch.setattr(module, "response_text", lambda tokenizer, ids, *own: text)
+    monkeypatch.setattr(responses, "response_text", lambda tokenizer, ids, *own: text)
+    monkeypatch.setattr(grading, "response_texts", lambda tokenizer, several, *own: [text for _ in several])
     for name, sign in (("rows", "+"), ("validation", "-")):
         lines = [{"prompt": f"{i}{sign}1?", "answer": "2"} for i in range(4)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))

@@ -9,7 +9,7 @@ from replay_builders import REWARDS, group, plain, trajectory, view
 
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
-from exgrpo_orlhf.replay.indexed_set import IndexedSet
+from exgrpo_orlhf.replay.sampling import IndexedSet
 
 
 def filled(n: int, accuracies=(Fraction(1, 4), Fraction(1, 2), Fraction(3, 4)), ids=str) -> ReplayBuffer:

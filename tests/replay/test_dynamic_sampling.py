@@ -16,7 +16,7 @@ from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.records import Question, RolloutGroup
 from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling, SelectedBatch
+from exgrpo_orlhf.replay.plan import DynamicSampling, SelectedBatch
 
 QUESTIONS = ALL_QUESTIONS[:30]
 STORED = trajectory((5, 1))

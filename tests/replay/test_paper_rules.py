@@ -15,8 +15,8 @@ from replay_builders import QUESTIONS, K, assemble, filled, group, ids_of, mixer
 from test_sampling import assert_follows, draw, pool
 
 from exgrpo_orlhf.replay import QuestionSampler, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
-from exgrpo_orlhf.training.batch_metrics import of_batch
+from exgrpo_orlhf.replay.plan import DynamicSampling
+from exgrpo_orlhf.training.step import batch_metrics
 
 ID = QUESTIONS[0].id
 
@@ -194,7 +194,7 @@ def test_masked_groups_stay_in_the_batch_with_no_token_in_the_loss():
     for n, (rows, before) in enumerate(zip(masked.rows, batch.rows, strict=True)):
         inside = 1 <= n <= 2
         assert rows == (before if inside else [replace(row, advantage=0.0, in_loss=False) for row in before])
-    assert of_batch(masked, 1, [0.0] * len(masked.flat_rows()))["reward/groups_with_signal"] == 2 / (K + 1)
+    assert batch_metrics(masked, 1, [0.0] * len(masked.flat_rows()))["reward/groups_with_signal"] == 2 / (K + 1)
     assert DynamicSampling().masked(batch) is batch
 
 

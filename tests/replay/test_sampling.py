@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_orlhf.replay import DifficultyBuckets, QuestionSampler
-from exgrpo_orlhf.replay.indexed_set import IndexedSet
+from exgrpo_orlhf.replay.sampling import IndexedSet
 
 K = 8
 UNEVEN = {Fraction(1, 8): 2, Fraction(2, 8): 7, Fraction(3, 7): 4, Fraction(6, 8): 1, Fraction(7, 8): 6}

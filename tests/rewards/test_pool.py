@@ -174,7 +174,8 @@ def test_a_group_is_graded_while_others_have_not_come(verifier, tmp_path):
         wait_until(lambda: notes.exists() and notes.read_text().count("\n") == 2)
         yield group(3)
 
-    graded = verifier.grade_groups(coming(), lambda _, one: f"note {one.token_ids[0]}.{one.token_ids[1]} {notes}")
+    written = lambda _, several: [f"note {one.token_ids[0]}.{one.token_ids[1]} {notes}" for one in several]
+    graded = verifier.grade_groups(coming(), written)
     assert [int(each.rollouts[0].token_ids[0]) for each in graded] == [7, 3]
     assert sorted(line.split()[1] for line in notes.read_text().splitlines()) == ["3.0", "3.1", "7.0", "7.1"]
     assert all(rollout.grade.verdict == "wrong" for each in graded for rollout in each.rollouts)
@@ -190,7 +191,8 @@ def test_the_same_answer_to_the_same_gold_is_graded_once(monkeypatch):
     rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(2))
     groups = (RolloutGroup(each, rollouts, False) for each in questions)
     verifier = Verifier("math")
-    graded = verifier.grade_groups(groups, lambda _, one: f"\\boxed{{778899}}{' ' * int(one.token_ids[0])}")
+    written = lambda _, several: [f"\\boxed{{778899}}{' ' * int(one.token_ids[0])}" for one in several]
+    graded = verifier.grade_groups(groups, written)
     assert all(rollout.grade.correct for each in graded for rollout in each.rollouts)
     assert len(sent) == 2, "four rollouts, two answers"
     assert not verifier.grade(Question.make("test", "a", "998877"), "\\boxed{778899}").correct
@@ -207,10 +209,12 @@ def test_groups_that_cannot_come_end_the_grading_of_those_that_wait(function, tm
             yield group(number)
         raise EngineLost("the engine died")
 
+    def written(_, several):
+        first = [int(each.token_ids[0]) for each in several]
+        return [f"nap {token} note {notes}" if token else f"note 0 {notes}" for token in first]
+
     with pytest.raises(EngineLost):
-        one.grade_groups(
-            coming(), lambda _, one: f"nap {one.token_ids[0]} note {notes}" if one.token_ids[0] else f"note 0 {notes}"
-        )
+        one.grade_groups(coming(), written)
     assert one.grade(QUESTION, "42").correct, "the pool lives, and has nothing else to do"
     assert notes.read_text().count("nap") < 5, "of 38"
 
@@ -226,7 +230,7 @@ def test_a_grader_that_cannot_be_loaded_ends_it_before_all_groups_have_come(func
             time.sleep(0.01)
 
     with pytest.raises(GradingError, match="ZeroDivisionError"):
-        broken.grade_groups(coming(), lambda _, ids: "42")
+        broken.grade_groups(coming(), lambda _, several: ["42"] * len(several))
     assert time.monotonic() < end
 
 

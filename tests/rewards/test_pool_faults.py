@@ -159,7 +159,7 @@ def test_too_many_failures_stop_training_and_earlier_rounds_count(function):
         rollouts = tuple(Rollout(np.array([k], np.int32), "stop") for k in range(4))
         groups = [RolloutGroup(Question.make("t", "", "42", {"n": n}), rollouts, False) for n in failures]
         fails = iter([k < n for n in failures for k in range(4)])
-        return verifier.grade_groups(groups, lambda _, ids: "raise" if next(fails) else "42", earlier)
+        return verifier.grade_groups(groups, lambda _, four: ["raise" if next(fails) else "42" for _ in four], earlier)
 
     one = graded([1], [])
     assert [rollout.grade.verdict for rollout in one[0].rollouts] == ["error", "correct", "correct", "correct"]

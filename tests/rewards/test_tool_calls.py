@@ -26,9 +26,9 @@ from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question, Rollout, RolloutGroup
 from exgrpo_orlhf.rewards import Verifier, Written, kinds
+from exgrpo_orlhf.rewards.grading import written_to
 from exgrpo_orlhf.rewards.pool import Pool
 from exgrpo_orlhf.rewards.protocol import single
-from exgrpo_orlhf.rewards.written import written_to
 from exgrpo_orlhf.workers.fork_server import close_workers
 
 # The gold answer stands in the question too.
@@ -284,7 +284,7 @@ def test_a_function_gives_in_a_run_what_is_expected_by_hand(tool, case, tmp_path
     verifier = Verifier("function", file_of(tool, case, tmp_path), max_failed_share=1.0)
     verifier.check_questions([case.question])
     groups = [RolloutGroup(case.question, tuple(rollouts(encoder)), planned_replay=False)]
-    written = lambda question, rollout: written_to(encoder, question, rollout)
+    written = lambda question, rollouts: written_to(encoder, question, rollouts)
     [group] = verifier.grade_groups(groups, written, progress=(4, 20))
     grades = [one.grade for one in group.rollouts]
     assert [grade.reward for grade in grades] == pytest.approx(case.rewards), [grade.reason for grade in grades]
@@ -297,7 +297,7 @@ def test_a_function_gives_in_a_run_what_is_expected_by_hand(tool, case, tmp_path
 def test_the_tools_own_code_gives_the_same(tool, case, tmp_path, encoder):
     check_or_skip(tool)
     verifier = Verifier("function", file_of(tool, case, tmp_path))
-    responses = [written_to(encoder, case.question, rollout) for rollout in rollouts(encoder)]
+    responses = written_to(encoder, case.question, rollouts(encoder))
     answers = [verifier.as_answer(case.question, response, (4, 20)) for response in responses]
     rewards = [reward for reward, _ in rewards_of(tool, verifier.function, [[answers]])]
     assert (rewards == pytest.approx(case.rewards)) is case.alike

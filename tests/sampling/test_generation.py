@@ -23,10 +23,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from exgrpo_orlhf.attention import kv_cache, shared_prompt
+from exgrpo_orlhf.attention import shared_prompt
 from exgrpo_orlhf.sampling import batch
-from exgrpo_orlhf.sampling.generation import BLOCK, CHECK_EVERY, _taken, check_rows, generate, sample
+from exgrpo_orlhf.sampling.batch import check_rows
 from exgrpo_orlhf.sampling.request import Request
+from exgrpo_orlhf.sampling.torch_loop import BLOCK, CHECK_EVERY, _taken, generate, sample
 
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
@@ -209,7 +210,7 @@ def test_a_cache_with_room_holds_what_a_growing_one_does(config, lengths, monkey
             kinds.add((type(layer).__name__, getattr(layer, "keys", None) is not None and layer.keys.dtype))
 
     with torch.autocast("cpu", torch.bfloat16):
-        monkeypatch.setattr(kv_cache, "BLOCK", 3)
+        monkeypatch.setattr(shared_prompt, "BLOCK", 3)
         model.register_forward_hook(look, with_kwargs=True)
         ours = responses(model, prompts)
         reserved = kinds & {("ReservedLayer", torch.bfloat16), ("DynamicSlidingWindowLayer", torch.float32)}

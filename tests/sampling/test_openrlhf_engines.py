@@ -21,8 +21,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
 from exgrpo_orlhf.environments import Environment
-from exgrpo_orlhf.environments.episodes import turns
-from exgrpo_orlhf.environments.playing import Player
+from exgrpo_orlhf.environments.playing import Player, turns
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import Plan

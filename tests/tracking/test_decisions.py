@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.records import MixedBatch, Rollout, RolloutGroup, Row
-from exgrpo_orlhf.replay.selection import Choice
+from exgrpo_orlhf.replay.injection import Choice
 from exgrpo_orlhf.replay.stored import Changes
 from exgrpo_orlhf.tracking import decisions as log
 from exgrpo_orlhf.tracking.decisions import DecisionLog

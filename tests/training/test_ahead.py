@@ -20,6 +20,7 @@ from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.records import Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.training import ahead
+from exgrpo_orlhf.training.step import _NextBatch
 
 AHEAD = "train.generate_ahead = True"
 ON_POLICY = ["ReplayMixer.rho = 0.0"]
@@ -291,9 +292,9 @@ def test_where_the_update_fails_what_failed_beside_it_is_said_too(warm_model, tm
     def failing_beside(*_):
         future = Future()
         future.set_exception(ValueError("an engine died"))
-        return future
+        return _NextBatch(future, None)
 
-    run.engine.update, run.run._begin = failing_update, failing_beside
+    run.engine.update, run.run._begin_next = failing_update, failing_beside
     with pytest.raises(RuntimeError, match="an actor died"):
         run.step()
     assert "beside this update failed too: an engine died" in caplog.text

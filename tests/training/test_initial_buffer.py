@@ -100,8 +100,8 @@ def test_the_documentations_own_line_is_one_of_the_default_questions(warm_model,
 
 def test_chat_messages_are_a_prompt_too_and_lines_end_at_line_feeds_alone(warm_model, tmp_path):
     """U+2028 is a line's end to str.splitlines and stands unescaped in public files."""
-    question = Question.make("chat", (("user", "say\u2028it"),), "7+5=2;#2")
-    line = {"prompt": [{"role": "user", "content": "say\u2028it"}], "response": "7+5=2;#2"}
+    question = Question.make("chat", (("user", "7+\u20285="),), "7+5=2;#2")
+    line = {"prompt": [{"role": "user", "content": "7+\u20285="}], "response": "7+5=2;#2"}
     file = tmp_path / "experts.jsonl"
     file.write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
     buffer = load(warm_model, file, "Verifier.kind = 'exact'", questions=[question])

@@ -131,6 +131,6 @@ def test_episodes_go_on_from_a_turn_of_a_stored_one_and_the_environment_with_the
                 behind = n + int(np.argmax(begun.actions[n:]))
                 assert one.token_ids[n:behind].tolist() == begun.token_ids[n:behind].tolist(), "it answers as it did"
                 assert one.length == int(one.actions[n:].sum()) > 0
-                assert run.engine.written(g.question, one).turns == one.turns > 1
+                assert run.engine.written(g.question, [one])[0].turns == one.turns > 1
                 continued += 1
     assert continued > 8

@@ -92,7 +92,7 @@ def test_loss_and_gradient_are_those_of_transformers_with_the_prompt_masked(warm
     longest = max(map(len, batch))
     ids, labels = torch.zeros(len(batch), longest, dtype=torch.long), torch.full((len(batch), longest), -100)
     for i, row in enumerate(batch):
-        ids_of_row = torch.tensor([*row.prompt, *row.response.tolist()])
+        ids_of_row = torch.tensor([*row.prompt, *row.token_ids.tolist()])
         ids[i, : len(row)], labels[i, len(row.prompt) : len(row)] = ids_of_row, ids_of_row[len(row.prompt) :]
     plain = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float32)
     mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
@@ -116,14 +116,14 @@ def test_each_epoch_has_every_example_once_in_another_order(raw_model):
 def test_the_examples_become_more_likely_and_the_curve_says_so(raw_model, tmp_path):
     folder = supervised(raw_model, tmp_path, epochs=8).prepare()
     logprobs = [
-        np.mean([float(plain_stats(model, row.prompt, row.response)[0].mean()) for row in rows_of(raw_model)])
+        np.mean([float(plain_stats(model, row.prompt, row.token_ids)[0].mean()) for row in rows_of(raw_model)])
         for model in (AutoModelForCausalLM.from_pretrained(path) for path in (raw_model, folder))
     ]
     assert logprobs[1] > logprobs[0] + 0.5
     rows = list(MetricsLog(folder / CURVE).rows())
     assert [row["step"] for row in rows] == list(range(1, 41))
     assert rows[-1]["supervised/loss"] < rows[0]["supervised/loss"] - 0.5
-    assert rows[-1]["supervised/tokens"] == 8 * sum(len(row.response) for row in rows_of(raw_model))
+    assert rows[-1]["supervised/tokens"] == 8 * sum(len(row.token_ids) for row in rows_of(raw_model))
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.float32
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(raw_model).get_vocab()
@@ -143,7 +143,7 @@ def test_responses_are_closed_as_the_policys_own_are(warm_model, tmp_path, monke
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert tokenizer.eos_token == "<pad>"
     for row, (question, response) in zip(seen, CHAINS.examples(), strict=True):
-        assert tokenizer.convert_ids_to_tokens(row.response) == [*response, "<end>"]
+        assert tokenizer.convert_ids_to_tokens(row.token_ids) == [*response, "<end>"]
         assert tokenizer.decode(row.prompt) == question.prompt
 
 

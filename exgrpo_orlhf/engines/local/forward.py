@@ -1,27 +1,41 @@
 """The policy's forward pass over rows of prompt and response: log-probs and entropies of the response tokens.
 
 Rows are padded, or packed with each distinct prompt once (`attention/packing.py`): on a CPU where prompts are much of
-the work.
+the work. What saves memory, and says that there is too little of it, is here too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ...attention.implementation import PACKED, Unfit, attention_is, is_plain
-from ...attention.packing import WORTHWHILE, Packed, hidden_states, packed_batches, repeated_share
+from ...attention.packing import (
+    PACKED,
+    WORTHWHILE,
+    Packed,
+    PackedRow,
+    Unfit,
+    attention_is,
+    hidden_states,
+    is_plain,
+    packed_batches,
+    repeated_share,
+)
+from ...objective.token_stats import response_stats
 from ...records import Measured
-from ..model import changes_logits, response_stats
-from ..rows import MAX_PADDING, ForwardRow, micro_batches, padded, probe_rows
+from ...sampling import EngineLost
+from ..model import changes_logits
+from ..rows import MAX_PADDING, micro_batches, padded, probe_rows
 
 _warn_once = cache(logging.getLogger(__name__).warning)  # a reference policy has the same cause
 
@@ -48,7 +62,7 @@ class PolicyForward:
     def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
-    def batches(self, rows: Sequence[ForwardRow], token_budget: int) -> Iterator[tuple[list[int], bool]]:
+    def batches(self, rows: Sequence[PackedRow], token_budget: int) -> Iterator[tuple[list[int], bool]]:
         """Positions of rows in batches of at most `token_budget` tokens, and whether to pack them. Of packed rows a
         prompt counts once, of others the padding too."""
         pack = self.packs and repeated_share(rows) >= self.least_repeated
@@ -56,7 +70,7 @@ class PolicyForward:
         for part in packed_batches(rows, token_budget) if pack else micro_batches(rows, token_budget, limit):
             yield part, pack
 
-    def __call__(self, rows: Sequence[ForwardRow], pack: bool = False) -> tuple[Tensor, Tensor]:
+    def __call__(self, rows: Sequence[PackedRow], pack: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probs (at the sampling temperature) and entropies (at 1) of the rows' actions, end to end: (A,).
 
         The hidden state before a token predicts it: for a prompt of P tokens, positions P−1 … P+T−2 of the row. No
@@ -67,7 +81,7 @@ class PolicyForward:
             hidden = hidden_states(self.model, Packed(rows, self.device, self.one_call)) if pack else self._padded(rows)
         return response_stats(self.head, hidden.to(self.compute_dtype), targets, self.temperature)
 
-    def _padded(self, rows: Sequence[ForwardRow]) -> Tensor:
+    def _padded(self, rows: Sequence[PackedRow]) -> Tensor:
         """The hidden states that predict the rows' actions, (A, D). Causal attention never looks at the padding on the
         right, so no mask is needed."""
         ids, actions = padded(rows)  # (R, W)
@@ -77,7 +91,7 @@ class PolicyForward:
         return hidden
 
     @torch.no_grad()
-    def measure(self, rows: Sequence[ForwardRow], token_budget: int) -> list[Measured]:
+    def measure(self, rows: Sequence[PackedRow], token_budget: int) -> list[Measured]:
         """Each row, without gradient, in batches of at most `token_budget` tokens."""
         measured: dict[int, Measured] = {}
         for part, pack in self.batches(rows, token_budget):
@@ -115,7 +129,7 @@ class PolicyForward:
             return False
 
     @torch.enable_grad()
-    def _only_rounds(self, rows: Sequence[ForwardRow]) -> bool:
+    def _only_rounds(self, rows: Sequence[PackedRow]) -> bool:
         """Whether attention in one call changes hidden states, and their gradient in the embedded tokens, by at
         most three times what the compute dtype changes where attention has tables."""
         embedding = self.model.get_input_embeddings()
@@ -133,7 +147,61 @@ class PolicyForward:
         return all((a - e).norm() <= 3 * (b - e).norm() for a, b, e in zip(in_one, rounded, exact, strict=True))
 
 
-def per_row(rows: Sequence[ForwardRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:
+class Recomputing:
+    """Within its context, activations are computed again in the backward pass (LocalEngine.gradient_checkpointing).
+
+    transformers does that only for layers in training mode. They are in it when they are called, and back in
+    evaluation mode while they compute: some call dropout themselves. Generation keeps its cache.
+    """
+
+    def __init__(self, model: PreTrainedModel, wanted: bool) -> None:
+        """Raises ValueError for a model that cannot do it."""
+        self._layers: list[GradientCheckpointingLayer] = []
+        if not wanted:
+            return
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        if not self._layers:
+            raise ValueError(f"LocalEngine.gradient_checkpointing: {type(model).__name__} has no layers that can do it")
+        for layer in self._layers:
+            checkpoint: Any = layer._gradient_checkpointing_func
+            layer._gradient_checkpointing_func = partial(_evaluating, layer, checkpoint)  # type: ignore[assignment]
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        for layer in self._layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.training = False
+
+
+def _evaluating(
+    layer: GradientCheckpointingLayer, checkpoint: Callable[..., Any], forward: Callable[..., Any], *args: Any
+) -> Any:
+    def evaluate(*args: Any) -> Any:
+        with patch.object(layer, "training", False):
+            return forward(*args)
+
+    return checkpoint(evaluate, *args)
+
+
+@contextmanager
+def within_memory() -> Iterator[None]:
+    """Raises EngineLost, with the settings that need less, if the GPU's memory is too small for the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EngineLost(
+            f"the GPU's memory is too small ({' '.join(str(error).split())[:200]}): lower "
+            "LocalEngine.micro_batch_tokens, bind LocalEngine.gradient_checkpointing = True, or lower "
+            "LocalEngine.sampler_memory if vLLM samples"
+        ) from error
+
+
+def per_row(rows: Sequence[PackedRow], logprobs: Tensor, entropies: Tensor) -> list[Measured]:
     """What `PolicyForward` returned for these rows, split into one entry per row, on the CPU."""
     lengths = [len(row.targets) for row in rows]
     parts = (values.detach().cpu().split(lengths) for values in (logprobs, entropies))

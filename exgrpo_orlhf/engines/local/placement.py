@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...attention.products import use_onednn
-from ...sampling import EngineLost
 from ..model import too_few_positions
 
 
@@ -31,19 +26,6 @@ def device_of(name: str, setting: str = "LocalEngine.device") -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"{setting} = {name!r} is neither a CPU nor a GPU of CUDA; use 'auto', 'cpu' or 'cuda'")
     return device
-
-
-@contextmanager
-def within_memory() -> Iterator[None]:
-    """Raises EngineLost, with the settings that need less, if the GPU's memory is too small for the block."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise EngineLost(
-            f"the GPU's memory is too small ({' '.join(str(error).split())[:200]}): lower "
-            "LocalEngine.micro_batch_tokens, bind LocalEngine.gradient_checkpointing = True, or lower "
-            "LocalEngine.sampler_memory if vLLM samples"
-        ) from error
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
@@ -88,44 +70,3 @@ def check_model(model: PreTrainedModel, path: str | Path, tokens: int) -> None:
         raise ValueError(f"{path}: its generation config could not be saved with a checkpoint: {error}") from error
     if wrong := too_few_positions(model.config, tokens, path):
         raise ValueError(wrong)
-
-
-class Recomputing:
-    """Within its context, activations are computed again in the backward pass (LocalEngine.gradient_checkpointing).
-
-    transformers does that only for layers in training mode. They are in it when they are called, and back in
-    evaluation mode while they compute: some call dropout themselves. Generation keeps its cache.
-    """
-
-    def __init__(self, model: PreTrainedModel, wanted: bool) -> None:
-        """Raises ValueError for a model that cannot do it."""
-        self._layers: list[GradientCheckpointingLayer] = []
-        if not wanted:
-            return
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        self._layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        if not self._layers:
-            raise ValueError(f"LocalEngine.gradient_checkpointing: {type(model).__name__} has no layers that can do it")
-        for layer in self._layers:
-            checkpoint: Any = layer._gradient_checkpointing_func
-            layer._gradient_checkpointing_func = partial(_evaluating, layer, checkpoint)  # type: ignore[assignment]
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        for layer in self._layers:
-            layer.training = True
-        try:
-            yield
-        finally:
-            for layer in self._layers:
-                layer.training = False
-
-
-def _evaluating(
-    layer: GradientCheckpointingLayer, checkpoint: Callable[..., Any], forward: Callable[..., Any], *args: Any
-) -> Any:
-    def evaluate(*args: Any) -> Any:
-        with patch.object(layer, "training", False):
-            return forward(*args)
-
-    return checkpoint(evaluate, *args)

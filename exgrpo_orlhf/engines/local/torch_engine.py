@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...attention.packing import PackedRow
 from ...checkpoints import name_end_tokens
 from ...environments.environment import Environment
 from ...environments.playing import player_of
@@ -20,14 +21,13 @@ from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder, Prompts
 from ...records import Measured, MixedBatch, Rollout
 from ...sampling import Sampler
-from ...sampling.generation import check_rows
+from ...sampling.batch import check_rows
 from ...sampling.torch_loop import LoopSampler
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
 from ..lora import FOLDER, Adapter
-from ..rows import ForwardRow
-from .forward import PolicyForward
-from .placement import check_model, device_of, dtype_of, end_and_pad, load, within_memory
+from .forward import PolicyForward, within_memory
+from .placement import check_model, device_of, dtype_of, end_and_pad, load
 from .update import PolicyUpdate, Reference
 
 _FULL = LoRA()  # training of all weights
@@ -105,7 +105,7 @@ class TorchEngine(Engine):
             frozen = load(self.model_path, self.device).requires_grad_(False)
             return PolicyForward(frozen, forward.temperature, forward.compute_dtype)
 
-        def base(rows: Sequence[ForwardRow], pack: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        def base(rows: Sequence[PackedRow], pack: bool) -> tuple[torch.Tensor, torch.Tensor]:
             with adapter.disabled():
                 return forward(rows, pack)
 
@@ -155,7 +155,7 @@ class TorchEngine(Engine):
     # -- score and update ---------------------------------------------------------------------------------------------
 
     @within_memory()
-    def measure(self, rows: Sequence[ForwardRow]) -> list[Measured]:
+    def measure(self, rows: Sequence[PackedRow]) -> list[Measured]:
         return self.forward.measure(rows, self.settings.micro_batch_tokens)
 
     @within_memory()

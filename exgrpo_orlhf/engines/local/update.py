@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ...attention.packing import PackedRow
 from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
 from ...settings import LocalEngine, Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats
-from ..rows import ForwardRow, behaviour_logprobs, row_dump
+from ..rows import behaviour_logprobs, row_dump
 from ..schedule import scheduler
-from .forward import PolicyForward, per_row
-from .placement import Recomputing
+from .forward import PolicyForward, Recomputing, per_row
 
 log = logging.getLogger(__name__)
 
 # From rows, and whether to pack them, to their log-probs and entropies, as PolicyForward computes them.
-Reference = Callable[[Sequence[ForwardRow], bool], tuple[torch.Tensor, torch.Tensor]]
+Reference = Callable[[Sequence[PackedRow], bool], tuple[torch.Tensor, torch.Tensor]]
 
 
 class PolicyUpdate:
@@ -49,15 +49,15 @@ class PolicyUpdate:
         )
         self.scheduler = scheduler(self.optimizer, settings)
 
-    def __call__(self, batch: MixedBatch, sequences: Sequence[ForwardRow], loss: MixedPolicyLoss) -> UpdateStats:
+    def __call__(self, batch: MixedBatch, rows: list[Row], loss: MixedPolicyLoss) -> UpdateStats:
         """One or more passes over a batch, each of one or more optimiser steps on an equal share of its groups.
 
-        sequences: prompt and response of each row of the flattened batch
+        rows: of the flattened batch, with their prompts
         Raises NonFiniteUpdate. The weights are then as they were before that optimiser step.
         """
         groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
         ends = np.cumsum([0, *map(len, batch.rows)]).tolist()
-        state = _UpdateState(batch.flat_rows(), sequences, loss)
+        state = _UpdateState(rows, loss)
         steps = n * self.settings.passes_per_batch
         if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
             missing = [i for i, logprobs in enumerate(state.behaviour_logprobs) if logprobs is None]
@@ -94,7 +94,7 @@ class PolicyUpdate:
         return UpdateStats(policy_logprobs, state.behaviour_logprobs, state.entropies, metrics)
 
     def _measure(self, state: _UpdateState, members: list[int]) -> list[Measured]:
-        return self.forward.measure([state.sequences[i] for i in members], self.micro_batch_tokens)
+        return self.forward.measure([state.rows[i] for i in members], self.micro_batch_tokens)
 
     def _backward(self, state: _UpdateState, members: list[int], rows: int) -> tuple[float, float]:
         """Accumulates the gradient of one optimiser step and clips it. Returns the loss and the norm before clipping.
@@ -113,7 +113,7 @@ class PolicyUpdate:
             for parameter in self._trained:
                 parameter.grad = torch.zeros_like(parameter)
         total = 0.0
-        for part, pack in self.forward.batches([state.sequences[i] for i in active], self.micro_batch_tokens):
+        for part, pack in self.forward.batches([state.rows[i] for i in active], self.micro_batch_tokens):
             total += self._micro_step(state, [active[j] for j in part], pack)
         limit = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self._trained, limit))
@@ -126,12 +126,11 @@ class PolicyUpdate:
         return total, norm
 
     def _micro_step(self, state: _UpdateState, part: list[int], pack: bool) -> float:
-        sequences = [state.sequences[i] for i in part]
         rows = [state.rows[i] for i in part]
         lengths = [row.length for row in rows]
         with self._recomputing():
-            logprobs, entropies = self.forward(sequences, pack)  # (A,), (A,)
-        for i, measured in zip(part, per_row(sequences, logprobs, entropies), strict=True):
+            logprobs, entropies = self.forward(rows, pack)  # (A,), (A,)
+        for i, measured in zip(part, per_row(rows, logprobs, entropies), strict=True):
             state.record(i, measured)
 
         def per_token(values: list[Any], dtype: torch.dtype) -> torch.Tensor:  # one value per row → per token (T,)
@@ -140,7 +139,7 @@ class PolicyUpdate:
         reference = None
         if self.reference is not None:
             with torch.no_grad():
-                reference, _ = self.reference(sequences, pack)
+                reference, _ = self.reference(rows, pack)
         behaviour = np.concatenate([state.behaviour_logprobs[i] for i in part])
         value = state.loss(
             TokenBatch(
@@ -181,8 +180,8 @@ class _UpdateState:
     weights: dict[int, float]
     token_weight: float
 
-    def __init__(self, rows: list[Row], sequences: Sequence[ForwardRow], loss: MixedPolicyLoss) -> None:
-        self.rows, self.sequences, self.loss = rows, sequences, loss
+    def __init__(self, rows: list[Row], loss: MixedPolicyLoss) -> None:
+        self.rows, self.loss = rows, loss
         self.mixed = any(row.trajectory is not None for row in rows)
         self.passes: list[dict[int, LogProbs]] = []  # for each pass the log-probs of the rows it measured
         self.behaviour_logprobs: list[Any] = [behaviour_logprobs(row, None) for row in rows]

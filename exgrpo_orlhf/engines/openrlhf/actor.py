@@ -21,11 +21,12 @@ from transformers import AutoModelForCausalLM
 
 from ...io import tokenizer_file
 from ...io.files import Files, record
+from ...objective.token_stats import response_stats
 from ...questions.prompts import PromptEncoder
 from ...records import Measured
 from ...settings import LoRA
 from ..lora import FOLDER, Adapter
-from ..model import mixing_of_rows, response_stats
+from ..model import mixing_of_rows
 from ..rows import ForwardRow, padded
 from ..schedule import scheduler
 from . import packed_attention, patches, weight_sync

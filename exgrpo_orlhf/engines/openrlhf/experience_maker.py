@@ -11,6 +11,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
+from ...attention.packing import PackedRow
 from ...grader.grade import Grade
 from ...records import MixedBatch, Question, Rollout, Row, Trajectory
 from ..engine import LogProbs
@@ -25,7 +26,7 @@ _FILLER = (
 
 def as_experience(
     batch: MixedBatch,
-    rows: Sequence[ForwardRow],
+    rows: Sequence[PackedRow],
     measured: Sequence[LogProbs | None],
     base: Sequence[LogProbs] | None = None,
 ) -> list[Experience]:
@@ -56,7 +57,7 @@ def as_experience(
 
 
 def _experience(
-    label: str, row: Row, forward: ForwardRow, measured: LogProbs | None, base: LogProbs | None
+    label: str, row: Row, forward: PackedRow, measured: LogProbs | None, base: LogProbs | None
 ) -> Experience:
     prompt, length = len(forward.prompt), len(forward)
     predicts = np.zeros(length - 1, np.bool_)  # which tokens predict an action
@@ -80,7 +81,7 @@ def _experience(
         return torch.from_numpy(row_values)
 
     return Experience(
-        sequences=torch.from_numpy(np.concatenate([forward.prompt, forward.response]).astype(np.int64))[None],
+        sequences=torch.from_numpy(np.concatenate([forward.prompt, forward.token_ids]).astype(np.int64))[None],
         attention_mask=torch.ones(1, length, dtype=torch.long),
         action_mask=spread(1).long(),
         action_log_probs=spread(logprobs),

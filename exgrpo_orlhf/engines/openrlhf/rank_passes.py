@@ -7,10 +7,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from ..rows import ForwardRow, micro_batches
+from ...attention.packing import PackedRow
+from ..rows import micro_batches
 
 
-def passes_by_rank(rows: Sequence[ForwardRow], token_budget: int, ranks: int, packed: bool) -> list[list[list[int]]]:
+def passes_by_rank(rows: Sequence[PackedRow], token_budget: int, ranks: int, packed: bool) -> list[list[list[int]]]:
     """For each rank its forward passes, each a list of positions of rows. There must be at least one row.
 
     Under ZeRO-3 the ranks wait for one another in each pass. So all ranks make the same number of passes, the n-th
@@ -62,7 +63,7 @@ def _packed(lengths: Sequence[int], token_budget: int, ranks: int) -> list[list[
         passes += 1
 
 
-def _padded(rows: Sequence[ForwardRow], token_budget: int, ranks: int) -> list[list[int]]:
+def _padded(rows: Sequence[PackedRow], token_budget: int, ranks: int) -> list[list[int]]:
     """As few passes per rank as the budget and the limit on padding allow, cut with the smallest budget that gives no
     more of them."""
 

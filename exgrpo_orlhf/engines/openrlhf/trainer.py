@@ -13,17 +13,17 @@ from typing import Any
 
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 
+from ...attention.packing import PackedRow
 from ...checkpoints import CheckpointError, name_end_tokens
 from ...environments.playing import player_of
 from ...io import tokenizer_file
 from ...io.files import Files
-from ...io.progress import Clock
 from ...objective import MixedPolicyLoss
 from ...questions.prompts import PromptEncoder
 from ...records import Measured, MixedBatch, RolloutGroup
 from ...sampling import EngineLost
 from ...sampling.ray_engines import RaySampler, results
-from ..engine import Engine, LogProbs, NonFiniteUpdate, RunSpec, UpdateStats
+from ..engine import Clock, Engine, LogProbs, NonFiniteUpdate, RunSpec, UpdateStats
 from ..rows import ForwardRow, behaviour_logprobs, row_dump
 from . import patches, universal
 from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
@@ -117,14 +117,14 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     def sync(self) -> None:
         super().broadcast_to_vllm()
 
-    def measure(self, rows: Sequence[ForwardRow], method: str = "measure") -> list[Measured]:
+    def measure(self, rows: Sequence[PackedRow], method: str = "measure") -> list[Measured]:
         """Each row under the current policy, in passes spread over all ranks. method: of the actors"""
         if not rows:
             return []
         of_ranks = passes_by_rank(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
         parts = list(itertools.chain.from_iterable(of_ranks))  # rank after rank, the same number for each
         references = self.actor_model_group.async_run_method_batch(
-            method_name=method, rows=[[rows[i] for i in part] for part in parts]
+            method_name=method, rows=[[ForwardRow.of(rows[i].prompt, rows[i]) for i in part] for part in parts]
         )
         measured: dict[int, Measured] = {}
         for part, ones in zip(parts, itertools.chain.from_iterable(self._results(references)), strict=True):

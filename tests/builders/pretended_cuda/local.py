@@ -20,12 +20,11 @@ from engine_builders import K, make_engine, mixed_batch, questions, stored_respo
 from generated import generated
 from plain_varlen import flash_alone
 
-from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.local import TorchEngine, forward, update
 from exgrpo_orlhf.objective import MixedPolicyLoss, token_stats
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.replay import Plan
-from exgrpo_orlhf.sampling import generation
+from exgrpo_orlhf.sampling import torch_loop
 from exgrpo_orlhf.sampling.batch import Batch
 from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
 
@@ -215,16 +214,16 @@ def fuse() -> None:
         None if device == "cpu" else (token_stats.block_sums, token_stats.block_gradient)
     )
     token_stats.COLUMNS = 7
-    shared.token_stats = partial(token_stats.token_stats, chunk_elements=1)
+    token_stats.token_stats = partial(token_stats.token_stats, chunk_elements=1)
 
 
 def planted(cuda: Work, batch: MixedBatch) -> dict[str, str]:
     """The error messages if a tensor was left on the CPU."""
-    stats, sample, tokens = shared.token_stats, generation.sample, update.TokenBatch
+    stats, sample, tokens = token_stats.token_stats, torch_loop.sample, update.TokenBatch
     return messages_of(
         {
-            "score": (shared, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
-            "rollout": (generation, "sample", lambda logits, t, u, p: sample(logits, t, u.cpu(), p), cuda.responses),
+            "score": (token_stats, "token_stats", lambda h, w, ids, **more: stats(h, w, ids.cpu(), **more), cuda.score),
+            "rollout": (torch_loop, "sample", lambda logits, t, u, p: sample(logits, t, u.cpu(), p), cuda.responses),
             "update": (
                 update,
                 "TokenBatch",

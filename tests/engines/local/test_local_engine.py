@@ -25,7 +25,7 @@ from transformers import (
     MiniMaxConfig,
 )
 
-from exgrpo_orlhf.engines.local.forward import ForwardRow, micro_batches
+from exgrpo_orlhf.engines.rows import ForwardRow, micro_batches
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.replay import Plan, TrajectorySelector
 from exgrpo_orlhf.settings import LocalEngine, Sampling

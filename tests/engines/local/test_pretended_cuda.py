@@ -21,7 +21,7 @@ import pytest
 import torch
 from run_builders import BUILDERS, ROOT, python
 
-from exgrpo_orlhf.sampling.generation import CHECK_EVERY
+from exgrpo_orlhf.sampling.torch_loop import CHECK_EVERY
 
 PROGRAMS = BUILDERS / "pretended_cuda"
 RATE = 1e-3  # of learning, in local.py

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, OPTConfig
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
-from exgrpo_orlhf.engines.local.placement import Recomputing
+from exgrpo_orlhf.engines.local.forward import Recomputing
 from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.sampling import EngineLost

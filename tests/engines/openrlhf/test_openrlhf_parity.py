@@ -144,7 +144,7 @@ def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_b
     stats = trainer.update(batch, LOSS)
     assert len(trainer.measured) == (len(flat) if bindings else 2)
     expected = [row.token_ids.tolist() for row in flat if bindings or not row.in_loss]
-    assert sorted(row.response.tolist() for row in trainer.measured) == sorted(expected)
+    assert sorted(row.token_ids.tolist() for row in trainer.measured) == sorted(expected)
     for i, (measured,) in enumerate(before):
         assert stats.policy_logprobs[i].dtype == np.float32
         np.testing.assert_allclose(stats.policy_logprobs[i], measured.logprobs, atol=0.1)

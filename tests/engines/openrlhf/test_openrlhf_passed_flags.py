@@ -106,7 +106,7 @@ def test_the_balancing_loss_of_experts_is_added_with_its_coefficient(experts_mod
     [plain], [balanced] = gradients(experts_model), gradients(experts_model, **{"actor.aux_loss_coef": 0.5})
     model = AutoModelForCausalLM.from_pretrained(experts_model, dtype=torch.bfloat16, output_router_logits=True)
     actor, batch = make_actor(experts_model), sampled_batch(experts_model)
-    rows = [torch.tensor([*row.prompt, *row.response.tolist()]) for row in rows_of(actor, batch)]
+    rows = [torch.tensor([*row.prompt, *row.token_ids.tolist()]) for row in rows_of(actor, batch)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True)
     (0.5 * model(ids, attention_mask=mask.long()).aux_loss).backward()
