@@ -92,6 +92,16 @@ class Experiment:
             "take the buffer of a run with episodes",
         )
         self.mixer.check(self.buffer)
+        prefix = self.mixer.injection.prefix
+        require(
+            prefix is None or not str(self.experience or "").endswith(".jsonl"),
+            f"Work.experience = {self.experience!r}: ReplayMixer.injection = @Prefix() continues stored token ids, and "
+            "a text has none; take the buffer of a run (runs/x/checkpoint-100)",
+        )
+        require(
+            prefix is None or prefix.cut == "token" or self.environment.path is None,
+            f"Prefix.cut = {prefix and prefix.cut!r}: what is given of an episode ends with a turn; leave it unbound",
+        )
         steps, questions = self.optimizer.steps_per_batch, self.settings.questions_per_step
         require(
             steps <= questions,

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .grader.grade import Grade, Message
-from .rounding import are_equal
 
 Finish = Literal["stop", "length"]
 Actions = npt.NDArray[np.bool_]
@@ -66,9 +65,10 @@ class Rollout:
         (train.generate_ahead; on OpenRLHF the sampler's); None: the update measures them
     policy_step: the policy version that sampled it: t is the policy before the update of step t; None: the step that
         trains on it
-    actions: bool (T,), which A of an episode's tokens the policy sampled. The others are context in a forward pass and
-        nothing else. None: all, A = T
+    actions: bool (T,), which of an episode's tokens are the policy's. The others are context in a forward pass and
+        nothing else. None: all
     seed: of an episode
+    given: how many of its first tokens are those of a stored response (`replay.prefix`): context too
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -79,11 +79,20 @@ class Rollout:
     policy_step: int | None = None
     actions: Actions | None = None
     seed: int | None = None
+    given: int = 0
+
+    @property
+    def learned(self) -> Actions | None:
+        """bool (T,), which A of its tokens the policy sampled; None: all"""
+        if not self.given:
+            return self.actions
+        sampled = np.arange(len(self.token_ids)) >= self.given
+        return sampled if self.actions is None else sampled & self.actions
 
     @property
     def length(self) -> int:
         """A, the number of tokens that the policy sampled"""
-        return action_count(self.token_ids, self.actions)
+        return action_count(self.token_ids, self.learned)
 
     @property
     def parts(self) -> tuple[tuple[str, float], ...]:
@@ -112,7 +121,7 @@ class Trajectory:
         the trainer's own forward pass (of batches that OpenRLHF generates ahead, the sampler's)
     step: the policy version of behaviour_logprobs: t is the policy before the update of step t
     actions, seed: of an episode, as a `Rollout` has them; None: all tokens, A = T
-    parts: as its `Grade` had them
+    parts: as its `Grade` had them; correct: whether it is a success
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -124,6 +133,7 @@ class Trajectory:
     actions: Actions | None = None
     seed: int | None = None
     parts: tuple[tuple[str, float], ...] = ()
+    correct: bool = True
 
     def __post_init__(self) -> None:
         if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:
@@ -145,6 +155,10 @@ class Trajectory:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def learned(self) -> Actions | None:  # as of a `Rollout`
+        return self.actions
 
     @property
     def length(self) -> int:
@@ -187,6 +201,11 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]
     planned_replay: bool
 
+    @property
+    def given(self) -> int:
+        """Tokens of a stored response that all its rollouts begin with; 0: it is no continued group."""
+        return max((rollout.given for rollout in self.rollouts), default=0)  # 0 of an episode that did not go on
+
     @cached_property
     def graded(self) -> int:
         """Number of gradable fresh rollouts, n. Raises ValueError before grading."""
@@ -218,18 +237,6 @@ class RolloutGroup:
     def rewards(self) -> list[float]:
         """Of its gradable rollouts. Raises ValueError before grading."""
         return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
-
-    @property
-    def mean_reward(self) -> float:
-        """Of the gradable rollouts; exactly their reward where all are the same. Raises IndexError without any."""
-        rewards = self.rewards
-        return rewards[0] + mean([reward - rewards[0] for reward in rewards])
-
-    @property
-    def spread(self) -> float:
-        """σ_q, the standard deviation (of n) of its gradable rollouts' rewards; exactly 0 where all are the same."""
-        rewards = self.rewards
-        return 0.0 if are_equal(rewards) else float(np.std([reward - rewards[0] for reward in rewards]))
 
     def with_stored(self, stored: Trajectory | None, group_size: int) -> CompletedGroup:
         """The group with the rows that are trained on, `group_size` = K of them in a whole group.
@@ -298,8 +305,8 @@ class Row:
 
     @property
     def actions(self) -> Actions | None:
-        """bool (T,), as a `Rollout` has them"""
-        return self.response.actions
+        """bool (T,), those that are trained on; None: all"""
+        return self.response.learned
 
     @property
     def targets(self) -> npt.NDArray[np.int32]:

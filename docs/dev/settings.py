@@ -44,7 +44,8 @@ USES = {  # the page's sections, in the order in which a run needs them; a class
     "Questions and prompts": ("QuestionFile", "QuestionHub", "QuestionMix", "LengthFilter", "FreshSampler", "Prompts"),
     "Rewards": ("Verifier", "Environment"),
     "Replay": (
-        *("ReplayMixer", "Beside", "InPlace", "UnlessSolved", "LateInjection", "Successes", "OneSuccess"),
+        *("ReplayMixer", "Beside", "InPlace", "UnlessSolved", "LateInjection"),
+        *("Prefix", "AdaptiveShare", "UniformShare", "FixedShare", "Successes", "OneSuccess"),
         *("AboveMean", "AllFinished", "ReplayBuffer", "QuestionSampler", "DifficultyBuckets", "TrajectorySelector"),
         "RetirementPolicy",
     ),

@@ -40,10 +40,10 @@ from ..questions.fresh import FreshSampler
 from ..questions.prompts import Prompts
 from ..questions.test_sets import sets_of
 from ..replay import DifficultyBuckets, QuestionSampler, ReplayBuffer, ReplayMixer, RetirementPolicy, TrajectorySelector
-from ..replay.injection import Beside, InPlace, LateInjection, UnlessSolved
+from ..replay.injection import Beside
 from ..replay.mixer import MixerParts
 from ..replay.plan import DynamicSampling
-from ..replay.store_rule import AboveMean, AllFinished, OneSuccess, Successes
+from ..replay.variants import VARIANTS
 from ..rewards import Verifier
 from ..settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, Work
 from ..training.supervised_start import SupervisedFile, SupervisedModel
@@ -51,13 +51,12 @@ from .gin_files import GIN_FOLDER, RENAMED, find_all, flatten, includes, name_of
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
 # what another distribution brings, is an entry point of the group `exgrpo_orlhf.gin`, as in pyproject.toml.
-_VARIANTS = (Beside, InPlace, UnlessSolved, LateInjection, Successes, OneSuccess, AboveMean, AllFinished)
 _CLASSES: tuple[type, ...] = (
     *(TrainSettings, Work, Prompts, Sampling, Optimizer, LoRA, LocalEngine, OpenRLHF, Evaluation, Tracking),
     *(Verifier, Environment, QuestionFile, QuestionHub, QuestionMix, LengthFilter),
     *(PretrainedModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
-    *_VARIANTS,
+    *VARIANTS,
     *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
     *map(loaded, entry_points_of("exgrpo_orlhf.gin").values()),
 )
@@ -77,8 +76,7 @@ _GIN: dict[str, Callable[..., Any]] = {
     for name, target in _TARGETS.items()
 }
 _NAMES = tuple(_GIN)
-# Of an experiment, the fields that are objects of one class without arguments.
-_PARTS = {
+_PARTS = {  # of an experiment, the fields that are objects of one class without arguments
     **{"prompts": "Prompts", "sampling": "Sampling", "optimizer": "Optimizer", "verifier": "Verifier"},
     **{"selector": "TrajectorySelector", "dynamic_sampling": "DynamicSampling", "advantages": "GroupAdvantages"},
     **{"loss": "MixedPolicyLoss", "evaluation": "Evaluation", "tracking": "Tracking", "fresh": "FreshSampler"},
@@ -184,18 +182,21 @@ def may_change(binding: str) -> bool:
 def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
     """An ablation of a part that this run never asks is its control under another name."""
     injection, late = mixer.injection, mixer.injection.late_injection
-    used = {type(variant).__name__ for variant in (injection, late, mixer.store_rule)}
+    used = {type(x).__name__ for x in (injection, late, getattr(injection.prefix, "share", None), mixer.store_rule)}
     bound = f"ReplayMixer.injection is {injection}, .store_rule {mixer.store_rule}"
-    reasons = {variant.__name__: bound for variant in _VARIANTS if variant.__name__ not in used}
+    reasons = {variant.__name__: bound for variant in VARIANTS if variant.__name__ not in used}
     if mixer.share.largest == 0:
         unused = {"QuestionSampler"} | (set() if late and late.choice == "selected" else {"TrajectorySelector"})
         unused |= set() if mixer.replays else {"RetirementPolicy"}  # paper.gin's ReplayBuffer is of its control too
         why = f"with ReplayMixer.rho = 0 and ReplayMixer.injection = {injection} a run never asks"
         reasons |= {name: f"{why} {name}" for name in unused}
+    elif injection.prefix and injection.prefix.choice == "newest":
+        reasons["TrajectorySelector"] = f"with {injection} and Prefix.choice = 'newest' a run never asks it"
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
         value = resolved(gin.query_parameter(binding)) if name in reasons else None
-        if name in reasons and value != inspect.signature(_TARGETS[name]).parameters[parameter].default:
+        default = inspect.signature(_TARGETS[name]).parameters[parameter].default if name in reasons else None
+        if value != default and str(value) != repr(default):  # a reference is compared by its name
             log.warning("%s = %r has no effect (%s): %s", binding, value, where, reasons[name])
     place = made_at.get("ReplayMixer.injection")
     if place and not mixer.replays and not isinstance(injection, Beside):
@@ -211,6 +212,8 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
     mixer = _make("ReplayMixer", parts)
     _warn_of_no_effect(mixer, made_at)
     built = _common_parts(made_at) | _optional_parts(settings.engine, made_at)
+    if (prefix := mixer.injection.prefix) and prefix.of != "successes":
+        built["buffer"].keep_failures(prefix.failures)
     redact()
     text = gin.operative_config_str()
     params = flatten(text)

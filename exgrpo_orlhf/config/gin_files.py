@@ -29,6 +29,8 @@ RENAMED = {
     "'selected', @Beside() for None; beside 'unless_solved' UnlessSolved.late = @LateInjection()",
     "ReplayMixer.store_up_to": "ReplayMixer.store_rule: @Successes() with Successes.up_to for an accuracy or None, "
     "@OneSuccess() for 'one_success'",
+    "Environment.recheck_every": "done wherever a stored episode is continued (@Prefix()); ReplayBuffer.max_age bounds "
+    "the age of those that are replayed as rows",
     "ReplayMixer.stores": "ReplayMixer.store_rule: @Successes(), @AboveMean() for 'above_mean', @AllFinished() for "
     "'all'",
 }

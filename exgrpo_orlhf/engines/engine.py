@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..environments.playing import Player, episode_seeds, outdated, play
+from ..environments.outdated import outdated
+from ..environments.playing import Player, episode_seeds, play
+from ..environments.start import Start
 from ..experiment import Experiment, Outcome
 from ..grader.grade import Grade
 from ..io.files import Files
@@ -105,7 +107,13 @@ class Engine(ABC):
             owners = [i for i, count in enumerate(counts) for _ in range(count)]
             seeds = episode_seeds(self.seed, plan.step, plan.round, len(owners))
             rollouts: list[dict[int, Rollout]] = [{} for _ in questions]
-            episodes = play(self.sampler, self.player, [questions[i] for i in owners], seeds, request)
+            asked = [questions[i] for i in owners]
+            starts = {
+                n: Start.of(plan.stored[question][0], plan.given[question.id])
+                for n, question in enumerate(asked)
+                if question.id in plan.given
+            }
+            episodes = play(self.sampler, self.player, asked, seeds, request, given=starts)
             for position, rollout in chain.from_iterable(episodes):
                 rollouts[i := owners[position]][position] = rollout
                 if len(rollouts[i]) == counts[i]:
@@ -113,13 +121,22 @@ class Engine(ABC):
                     yield self._group(questions[i], in_order, planned_replay=i >= len(plan.fresh))
             return
         seed = StepSeed(self.seed, plan.step, plan.round)
+        # What a continued group is given follows its prompt as token ids: to a sampler it is a part of the prompt.
+        given = [plan.given_to(question) for question in questions]
         requests = [
-            replace(request, prompt_ids=self.prompts.encode(question), n=count, seed=seed)
-            for question, count in zip(questions, counts, strict=True)
+            replace(
+                request,
+                prompt_ids=[*self.prompts.encode(question), *tokens.tolist()],
+                n=count,
+                seed=seed,
+                max_tokens=request.max_tokens - len(tokens),
+            )
+            for question, count, tokens in zip(questions, counts, given, strict=True)
         ]
         with closing(self.sampler.sample(requests)) as portions:  # a caller that stops early cancels the other requests
             for i, group in chain.from_iterable(portions):
-                yield self._group(questions[i], group, planned_replay=i >= len(plan.fresh))
+                continued = [_behind(given[i], rollout) for rollout in group] if len(given[i]) else group
+                yield self._group(questions[i], continued, planned_replay=i >= len(plan.fresh))
 
     def _group(self, question: Question, rollouts: Sequence[Rollout], planned_replay: bool) -> RolloutGroup:
         """A rollout with a token that the tokenizer does not have, of the rows that pad an embedding, is ungradable: no
@@ -215,6 +232,11 @@ class Engine(ABC):
     @abstractmethod
     def load(self, folder: Path) -> None:
         """Loads the state that `save` put beside the weights. The weights were loaded when the engine was made."""
+
+
+def _behind(given: npt.NDArray[np.int32], rollout: Rollout) -> Rollout:
+    """The rollout that continues these tokens."""
+    return replace(rollout, token_ids=np.concatenate((given, rollout.token_ids)), given=len(given))
 
 
 class Clock:

@@ -22,8 +22,8 @@ T = TypeVar("T")
 class ForwardRow:
     """What is measured and is in no batch.
 
-    prompt: token ids (P,), P ≥ 1; token_ids: int32 (T,), of the response, T ≥ 1; actions: bool (T,), as a `Rollout` has
-    them
+    prompt: token ids (P,), P ≥ 1; token_ids: int32 (T,), of the response, T ≥ 1; actions: bool (T,), those that
+    are trained on; None: all
     """
 
     prompt: Sequence[int]
@@ -32,7 +32,8 @@ class ForwardRow:
 
     @classmethod
     def of(cls, prompt: Sequence[int], response: Rollout | Trajectory | PackedRow) -> ForwardRow:
-        return cls(prompt, response.token_ids, response.actions)
+        actions = response.learned if isinstance(response, Rollout | Trajectory) else response.actions
+        return cls(prompt, response.token_ids, actions)
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.token_ids)
@@ -93,7 +94,7 @@ def row_dump(row: Row, policy: npt.NDArray[np.float32], behaviour: npt.NDArray[n
     return {
         "question_id": row.question.id,
         "token_ids": row.token_ids.tolist(),
-        **({} if row.response.actions is None else {"actions": row.response.actions.tolist()}),
+        **({} if (learned := row.response.learned) is None else {"actions": learned.tolist()}),
         "advantage": row.advantage,
         "in_loss": row.in_loss,
         "replayed_from_step": None if row.trajectory is None else row.trajectory.step,

@@ -29,9 +29,6 @@ class Environment:
     stop: texts that end a turn of the model, beside its end tokens
     timeout: seconds of wall clock for a reset or a step. All episodes of a step of training run at once, where the
         local engine's loop samples LocalEngine.generation_rows of them: where they compute, they share the cores
-    recheck_every: steps between two checks of all stored episodes: what the policy did is done again, with the same
-        seed, and where the environment fails now, returns another text or gives another reward, the episode is
-        forgotten (metric replay/outdated). Turns that had an empty answer between them count as one. None: never
     memory: MiB for each episode's process, beyond what the loaded file takes
     """
 
@@ -43,7 +40,6 @@ class Environment:
     max_turns: Count = 8
     stop: tuple[str, ...] = ()
     timeout: Positive = 10.0
-    recheck_every: Count | None = None
     memory: Annotated[int, Constraint("must be at least 64 (MiB)", lambda value: value >= 64)] = 1024
 
     def __post_init__(self) -> None:
@@ -51,10 +47,6 @@ class Environment:
         require(
             self.path is None or self.path.endswith(".py"),
             f"Environment.path must be the name of a .py file, or None; got {self.path!r}",
-        )
-        require(
-            self.path is not None or self.recheck_every is None,
-            f"Environment.recheck_every = {self.recheck_every!r} needs an environment: bind Environment.path",
         )
         require(
             self.reward == "environment" or self.success_at == Environment.success_at,

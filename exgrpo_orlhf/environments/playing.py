@@ -5,28 +5,27 @@ from __future__ import annotations
 import logging
 import pickle
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count, takewhile
-from operator import itemgetter
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..grader.grade import Grade
 from ..questions.prompts import PromptEncoder
-from ..records import EXTRA_INFO, Question, Rollout, Trajectory
+from ..records import EXTRA_INFO, Finish, Question, Rollout
 from ..rewards.grading import as_in_other_readers
 from ..rounding import less_rounding
 from ..sampling.request import POLL, Request, Sampler
 from ..workers.fork_server import CallFailed, ForkServer, Worker, replies
 from .agent import Reply
 from .environment import Environment
+from .start import Start
 
 log = logging.getLogger(__name__)
 _sessions = count()  # a number for each episode of this process
-_TOGETHER = 256  # stored episodes checked at a time
 _LONGEST_TOKEN = 1000  # characters: a longer observation than this for each token of room is not even tokenised
 
 
@@ -42,15 +41,18 @@ class Player:
         self.success_at = less_rounding(environment.success_at)
 
     @contextmanager
-    def episodes(self, questions: Sequence[Question], seeds: Sequence[int]) -> Iterator[list[Play]]:
-        """An episode for each question and seed, begun. Their processes end with this context."""
+    def episodes(
+        self, questions: Sequence[Question], seeds: Sequence[int], given: Mapping[int, Start] = {}
+    ) -> Iterator[list[Play]]:
+        """An episode for each question and seed, begun; given: by position, from where it goes on. Their processes end
+        with this context."""
         plays: list[Play] = []
         try:
             server, openings = self.environment.server(), dict[int, Opening]()
-            for question, seed in zip(questions, seeds, strict=True):
+            for i, (question, seed) in enumerate(zip(questions, seeds, strict=True)):
                 if id(question) not in openings:  # K episodes of a question have one
                     openings[id(question)] = Opening.of(self.prompts, question)
-                plays.append(Play(self, openings[id(question)], seed, server))
+                plays.append(Play(self, openings[id(question)], seed, server, given.get(i)))
             yield plays
         finally:
             for play in plays:
@@ -95,20 +97,24 @@ class Play:
     then to each turn (`act`).
     """
 
-    def __init__(self, player: Player, opening: Opening, seed: int, server: ForkServer) -> None:
-        self.player, self.question, self.seed = player, opening.question, seed
+    def __init__(
+        self, player: Player, opening: Opening, seed: int, server: ForkServer, start: Start | None = None
+    ) -> None:
+        """seed: of its tokens and, but for an episode that goes on from a stored one, of its environment"""
+        self.player, self.question, self.token_seed, self.start = player, opening.question, seed, start
+        self.seed = seed if start is None else start.seed
         self.prompt = opening.prompt
         self.tokens: list[int] = []
         self.actions: list[bool] = []
         self.logprobs: list[float] = []
-        self.turns, self.truncated, self.going = 0, False, True
+        self.turns, self.truncated, self.going, self.given = 0, False, True, 0
         self.reward, self.score = 0.0, None  # type: float, float | None
         self.logs: tuple[tuple[str, float], ...] = ()
         self.failure: CallFailed | None = None
         self.session = next(_sessions)
         self._text, self._label = opening.text, opening.label
         self._action = ""
-        states = {"observation": self._text, "label": self._label, "seed": seed, "meta": opening.meta}
+        states = {"observation": self._text, "label": self._label, "seed": self.seed, "meta": opening.meta}
         self.episode: Worker | None = None
         try:
             self.episode = server.worker()
@@ -124,8 +130,8 @@ class Play:
     @property
     def turn_seed(self) -> int:
         """of the next turn's tokens"""
-        entropy = np.random.SeedSequence([self.seed, self.turns])
-        return int(entropy.generate_state(1)[0]) if self.turns else self.seed
+        entropy = np.random.SeedSequence([self.token_seed, self.turns])
+        return int(entropy.generate_state(1)[0]) if self.turns else self.token_seed
 
     @property
     def last_turn(self) -> bool:
@@ -150,6 +156,20 @@ class Play:
         assert self.episode is not None  # or it would not be going
         states = {"observation_text": self._text, "action_text": self._action, "label": self._label}
         self.episode.call(pickle.dumps({**states, "sampling_params": None}))
+
+    def goes_on_as_given(self) -> bool:
+        """Acts as the stored episode did, while it has another given turn. It fails where the environment has answered
+        otherwise."""
+        if self.start is None or self.given:
+            return False
+        turn = self.start.next_turn(self.tokens, self.actions)
+        if not turn:
+            self._fail(CallFailed("error", "the environment answers otherwise than to the stored episode"))
+            self.close()
+            return False
+        self.act(Rollout(np.array(turn, np.int32), "stop"))
+        self.given = len(self.tokens) if len(self.tokens) == len(self.start.tokens) else 0
+        return True
 
     @property
     def answered(self) -> bool:
@@ -198,11 +218,12 @@ class Play:
 
     def rollout(self) -> Rollout:
         """The episode, up to the policy's last token; graded by the environment, or to be graded by the verifier."""
-        played = np.array(self.actions, np.bool_)
-        last = int(np.flatnonzero(played)[-1]) + 1 if played.any() else 0
+        played, given = np.array(self.actions, np.bool_), self.given
+        last = int(np.flatnonzero(played)[-1]) + 1 if played[given:].any() else 0
         ids, actions = np.array(self.tokens[:last], np.int32), played[:last]
         if not last:  # it did not begin: one token, which is in no loss
-            ids, actions, self.logprobs = np.array(self.prompt[-1:], np.int32), np.ones(1, np.bool_), [0.0]
+            ids, actions, given = np.array(self.prompt[-1:], np.int32), np.ones(1, np.bool_), 0
+            self.logprobs = [0.0]
         grade = None
         if self.failure is not None:
             grade = Grade(self.failure.verdict, None)
@@ -210,7 +231,8 @@ class Play:
             score = self.reward if self.score is None else self.score
             grade = Grade("correct" if score >= self.player.success_at else "wrong", self.reward, logs=self.logs)
         logprobs = np.array(self.logprobs, np.float32) if self.logprobs else None
-        return Rollout(ids, "length" if self.truncated else "stop", grade, logprobs, actions=actions, seed=self.seed)
+        finish: Finish = "length" if self.truncated else "stop"
+        return Rollout(ids, finish, grade, logprobs, actions=actions, seed=self.seed, given=given)
 
     def close(self) -> None:
         if self.episode is not None:
@@ -238,9 +260,11 @@ def play(
     seeds: Sequence[int],
     like: Request,
     done: Collection[int] = (),
+    given: Mapping[int, Start] = {},
 ) -> Iterator[list[tuple[int, Rollout]]]:
     """Plays an episode of each question with its seed, `Sampler.together` of them at a time. Yields positions and
-    rollouts of those that are over, in portions, those at `done` excepted. like: how their turns are sampled
+    rollouts of those that are over, in portions, those at `done` excepted. like: how their turns are sampled; given: by
+    position, from where an episode goes on
 
     Which are played together does not depend on `done`: where one of them is missing, all are played. Raises
     EngineLost and NotLoaded.
@@ -251,7 +275,8 @@ def play(
     for block in (order[begin : begin + size] for begin in range(0, len(order), size)):
         if all(i in done for i in block):
             continue
-        with player.episodes([questions[i] for i in block], [seeds[i] for i in block]) as plays:
+        starts = {n: given[i] for n, i in enumerate(block) if i in given}
+        with player.episodes([questions[i] for i in block], [seeds[i] for i in block], starts) as plays:
             ended = turns(sampler, plays, like)
             for over in [sorted(ended)] if sampler.in_step else ([i] for i in ended):
                 yield [(block[i], plays[i].rollout()) for i in over if block[i] not in done]
@@ -270,9 +295,11 @@ def turns(sampler: Sampler, plays: Sequence[Play], like: Request) -> Iterator[in
             while waiting or pending:
                 answered = [i for i in sorted(waiting) if sampler.in_step or plays[i].answered]
                 waiting.difference_update(answered)
-                going = dict(zip(answered, receive([plays[i] for i in answered]), strict=True))
-                pending.send({i: _turn(plays[i], like) for i in answered if going[i]})
-                over = [i for i in answered if not going[i]]
+                receive([plays[i] for i in answered])
+                as_given = {i for i in answered if plays[i].going and plays[i].goes_on_as_given()}
+                waiting |= as_given
+                pending.send({i: _turn(plays[i], like) for i in answered if plays[i].going and i not in as_given})
+                over = [i for i in answered if not plays[i].going]
                 sampler.forget([plays[i].session for i in over])
                 yield from over
                 if not pending:
@@ -301,39 +328,3 @@ def _turn(episode: Play, like: Request) -> Request:
 def episode_seeds(seed: int, step: int, round: int, count: int) -> list[int]:
     """Of a step's episodes, in the plan's order. seed: of the run; round: of rollouts in the step"""
     return [int(x) for x in np.random.SeedSequence([seed, step, round]).generate_state(count, np.uint32)]
-
-
-def outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
-    """Of each stored episode, whether the environment would no longer answer to its actions as it did, or would reward
-    them otherwise. Turns with nothing between them are played as one."""
-    parts = [stored[begin : begin + _TOGETHER] for begin in range(0, len(stored), _TOGETHER)]
-    return [differs for part in parts for differs in _outdated(player, part)]
-
-
-def _outdated(player: Player, stored: Sequence[tuple[Question, Trajectory]]) -> list[bool]:
-    ids = [episode.token_ids.tolist() for _, episode in stored]
-    actions = [[True] * len(episode) if episode.actions is None else episode.actions.tolist() for _, episode in stored]
-
-    def next_turn(i: int) -> list[int]:
-        """The actions that the stored episode goes on with; none where it went on otherwise."""
-        n = len(plays[i].tokens)
-        if (plays[i].tokens, plays[i].actions) != (ids[i][:n], actions[i][:n]):
-            return []
-        return [token for token, _ in takewhile(itemgetter(1), zip(ids[i][n:], actions[i][n:], strict=True))]
-
-    with player.episodes([question for question, _ in stored], [episode.seed or 0 for _, episode in stored]) as plays:
-        turns = {i: [0] for i in range(len(stored))}
-        while turns:
-            going = receive([plays[i] for i in turns])
-            turns = {i: turn for i, goes_on in zip(turns, going, strict=True) if goes_on and (turn := next_turn(i))}
-            for i, turn in turns.items():
-                plays[i].act(Rollout(np.array(turn, np.int32), "stop"))
-    by_verifier = player.environment.reward != "environment"
-    return [
-        play.going
-        or play.truncated
-        or play.failure is not None
-        or play.tokens != tokens
-        or not (by_verifier or play.reward == episode.reward)
-        for play, tokens, (_, episode) in zip(plays, ids, stored, strict=True)
-    ]

@@ -234,7 +234,7 @@ def project_definitions() -> Definitions:
 
 def _environment(table: Any, folder: Path) -> Environment:
     require(isinstance(table, dict), f'environment is a table such as {{ path = "agent.py" }}, not {table!r}')
-    _check_keys(table, Environment, without=("recheck_every",))
+    _check_keys(table, Environment)
     path = table.get("path")
     require(bool(path), "environment needs the path of its .py file")
     beside = {"path": str(folder / path)} if (folder / path).is_file() else {}

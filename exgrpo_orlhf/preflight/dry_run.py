@@ -171,6 +171,11 @@ def _schedule(experiment: Experiment) -> None:
     start = "the first step" if at is None else f"the step after a batch whose Pass@1 exceeds {float(at):g}"
     kinds = [share] * (mixer.share.largest > 0) + ["late injection"] * (mixer.injection.late_injection is not None)
     print(f"replay      {' and '.join(kinds)}, from {start}" if kinds else "replay      none")
+    if kinds and (prefix := mixer.injection.prefix):
+        whose = prefix.of.replace("both", "successes and failures")
+        print(
+            f"given       the beginning of stored {whose}, at most {prefix.share.largest:.0%} of one: {prefix.share!r}"
+        )
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float
     settings, mixer = experiment.settings, experiment.mixer
     if not (mixer.collects and mixer.replays):
         return 0.0
-    share = 1.0 if isinstance(mixer.store_rule, AllFinished) else correct
+    share = 1.0 if isinstance(mixer.store_rule, AllFinished) or experiment.buffer.failed else correct
     stored = settings.steps * settings.questions_per_step * settings.group_size * share
     return min(stored * (64 + 8 * tokens), experiment.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
 

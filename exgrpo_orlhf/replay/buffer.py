@@ -12,8 +12,16 @@ import numpy as np
 
 from ..checks import Count, check_settings
 from ..records import RolloutGroup, Trajectory, mean
-from ..rounding import less_rounding
-from .difficulty import LEVELS, DifficultyBuckets, Level, RetirementPolicy, as_fraction, spread_levels
+from .difficulty import (
+    LEVELS,
+    DifficultyBuckets,
+    Level,
+    RetirementPolicy,
+    as_fraction,
+    is_above_mean,
+    spread_levels,
+    spread_of,
+)
 from .sampling import IndexedSet
 from .stored import BufferEntry, Changes, QuestionRecord
 
@@ -71,6 +79,13 @@ class ReplayBuffer:
         self._array_bytes = 0
         self.changes = Changes()
         self.next_sequence = 0
+        self.failed: ReplayBuffer | None = None  # the same of failures, where they are kept
+
+    def keep_failures(self, per_question: int) -> None:
+        """Keep failures too, in a pool of their own with this one's max_age and max_bytes. Nothing retires from it: a
+        mastered question is what a failure's beginning is for."""
+        never, age, size = RetirementPolicy(at_accuracy=None), self.max_age, self.max_bytes
+        self.failed = ReplayBuffer(never, per_question=per_question, max_age=age, max_bytes=size)
 
     # -- what is in it ------------------------------------------------------------------------------------------------
 
@@ -115,6 +130,8 @@ class ReplayBuffer:
             metrics["replay/evicted"] = len(self.changes.evicted)
         if self.retirement.at_accuracy is not None:
             metrics["replay/retired"] = len(self.retired)
+        if self.failed is not None:
+            metrics["replay/failures"] = self.failed.n_trajectories
         return {name: float(value) for name, value in metrics.items()}
 
     # -- what changes it ----------------------------------------------------------------------------------------------
@@ -122,6 +139,8 @@ class ReplayBuffer:
     def advance(self, step: int) -> None:
         """Begin a step: trajectories that are too old for it go."""
         self.changes = Changes()
+        if self.failed is not None:
+            self.failed.advance(step)
         if self.max_age is not None:
             while self._order and self.records[self._oldest()].stored[0].trajectory.step < step - self.max_age:
                 self._evict(self._oldest())
@@ -146,8 +165,11 @@ class ReplayBuffer:
         group_size: K, needed for the levels of 'reward_spread'
         Raises ValueError where it is needed and not given.
         """
+        groups = list(groups)
+        if self.failed is not None:
+            self.failed.observe(groups, step)
         measured = [(group, accuracy) for group in groups if (accuracy := group.accuracy) is not None]
-        self.changes.spreads = {group.question.id: group.spread for group, _ in measured if self.by_spread}
+        self.changes.spreads = {group.question.id: spread_of(group) for group, _ in measured if self.by_spread}
         if self.by_spread and group_size is None:
             raise ValueError("the levels of 'reward_spread' need group_size, K")
         spreads = spread_levels(self.changes.spreads, group_size or 0)
@@ -160,8 +182,8 @@ class ReplayBuffer:
             self.record(question_id, accuracy, step, spreads.get(question_id))
             record = self.records[question_id]
             for entry in [*record.stored] if self.by_spread else ():
-                if not _is_above_mean(entry.trajectory, group):
-                    self.evict(question_id, entry.key)
+                if not is_above_mean(entry.trajectory.reward, group):
+                    self._evict(question_id, record.stored.index(entry))
             record.streak = record.streak + 1 if self.retirement.is_mastered(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)
@@ -173,7 +195,7 @@ class ReplayBuffer:
             return []
         stored = self.trajectories(group.question.id)
         if self.by_spread:
-            return [one for one in stored if _is_above_mean(one, group)] if group.spread == 0 else []
+            return [one for one in stored if is_above_mean(one.reward, group)] if spread_of(group) == 0 else []
         return stored if group.accuracy == 0 else []
 
     def record(self, question_id: str, accuracy: Fraction, step: int, spread: Fraction | None = None) -> None:
@@ -262,12 +284,6 @@ class ReplayBuffer:
         seen = set(ordered)
         return ordered + sorted(question_id for question_id in self.records if question_id not in seen)
 
-    def evict(self, question_id: str, key: bytes) -> None:
-        """Forget a stored trajectory by its key. Raises KeyError for a question without a record, StopIteration for a
-        trajectory that is not stored."""
-        stored = self.records[question_id].stored
-        self._evict(question_id, next(i for i, entry in enumerate(stored) if entry.key == key))
-
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _cap_question(self, question_id: str) -> None:
@@ -329,11 +345,6 @@ class ReplayBuffer:
             bucket.remove(question_id)
             if not bucket:
                 del self.candidates[difficulty]
-
-
-def _is_above_mean(trajectory: Trajectory, group: RolloutGroup) -> bool:
-    """Whether its advantage is positive beside the rollouts of this group."""
-    return less_rounding(trajectory.reward) > group.mean_reward
 
 
 def _owned(trajectory: Trajectory) -> Trajectory:

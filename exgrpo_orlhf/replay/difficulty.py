@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+import numpy as np
+
 from ..checks import Count, PositiveShare, check_settings, require
+from ..records import RolloutGroup, mean
+from ..rounding import are_equal, less_rounding
 
 Level = Literal["unsolved", "hard", "medium", "easy", "solved"]
 LEVELS: tuple[Level, ...] = ("unsolved", "hard", "medium", "easy", "solved")
@@ -99,3 +103,20 @@ class RetirementPolicy:
     def is_mastered(self, accuracy: Fraction) -> bool:
         """Whether an observation of this accuracy counts towards retirement."""
         return self.at_accuracy is not None and accuracy >= as_fraction(self.at_accuracy)
+
+
+def mean_reward(group: RolloutGroup) -> float:
+    """Of the gradable rollouts; exactly their reward where all are the same. Raises IndexError without any."""
+    rewards = group.rewards
+    return rewards[0] + mean([reward - rewards[0] for reward in rewards])
+
+
+def is_above_mean(reward: float, group: RolloutGroup) -> bool:
+    """Whether its advantage is positive beside the rollouts of this group."""
+    return less_rounding(reward) > mean_reward(group)
+
+
+def spread_of(group: RolloutGroup) -> float:
+    """σ_q, the standard deviation (of n) of its gradable rollouts' rewards; exactly 0 where all are the same."""
+    rewards = group.rewards
+    return 0.0 if are_equal(rewards) else float(np.std([reward - rewards[0] for reward in rewards]))

@@ -6,13 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from fractions import Fraction
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from ..checks import Count, Positive, check_settings, require
 from ..records import Measured, Question, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
+from .sampling import IndexedSet
 
 
 class Choice(NamedTuple):
@@ -139,6 +141,19 @@ class Injection:
 
     def __repr__(self) -> str:
         return f"@{type(self).__name__}()"  # as in a gin file
+
+    @property
+    def prefix(self) -> Any:
+        """The `Prefix`, where planned groups continue a stored response instead of having it as a row; else None."""
+        return None
+
+    def candidates(self, buffer: ReplayBuffer) -> Mapping[Fraction, IndexedSet]:
+        """What questions are drawn from for replay, by accuracy."""
+        return buffer.candidates
+
+    def stored_of(self, question_id: str, buffer: ReplayBuffer) -> list[Trajectory]:
+        """Of a candidate: what may enter its group, oldest first."""
+        return buffer.trajectories(question_id)
 
     @property
     def late_injection(self) -> LateInjection | None:

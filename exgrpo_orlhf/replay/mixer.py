@@ -6,8 +6,8 @@ experience in `store_rule.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any, Protocol
 
@@ -20,8 +20,9 @@ from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets, as_fraction
 from .injection import Beside, Choice, Injection
 from .plan import FreshSource, Plan
+from .prefix import Pieces, Prefix
 from .sampling import QuestionSampler
-from .store_rule import Floats, Successes
+from .store_rule import Floats, Successes, finished, is_failure
 
 PAPER_INJECTION, PAPER_RULE = Beside(), Successes()
 
@@ -102,8 +103,9 @@ class ReplayMixer:
     start_at_accuracy: replay starts in the step after the first batch whose Pass@1 (mean accuracy over its graded
         fresh rollouts) exceeds this; None: from the first step. The batch that triggers the start is the first whose
         accuracies, trajectories and retirements are recorded (paper)
-    injection: how a stored trajectory enters a group: `@Beside()` (the paper), `@InPlace()`, `@UnlessSolved()` or
-        `@LateInjection()`, which plans no question for replay: ρ is 0 then
+    injection: how a stored trajectory enters a group: `@Beside()` (the paper), `@InPlace()`, `@UnlessSolved()`,
+        `@LateInjection()`, which plans no question for replay: ρ is 0 then; or `@Prefix()`: its first tokens are
+        continued
     store_rule: which fresh rollouts are stored: `@Successes()` (the paper), `@OneSuccess()`, `@AboveMean()` or
         `@AllFinished()`
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
@@ -128,6 +130,8 @@ class ReplayMixer:
         self.sampler, self.buckets, self.rng = parts.sampler, parts.buckets, parts.rng
         self.group_size, self.questions_per_step = parts.group_size, parts.questions_per_step
         self.share = ReplayShare(self.rho, self.rho_end, self.rho_steps, self.start_at_accuracy)
+        # By whether what is given is a success: each question's own share, where it has one (`AdaptiveShare`).
+        self.given_shares: dict[bool, dict[str, float]] = {True: {}, False: {}}
         self.rollouts_per_replayed: int = self.injection.fresh_rollouts(self.group_size)
         largest, count = self.share.largest, self.questions_per_step
         require(
@@ -188,8 +192,9 @@ class ReplayMixer:
         """
         replayed: list[Question] = []
         if (rho := self.share.at(step)) > 0:
-            n = min(int(rho * self.questions_per_step), buffer.n_candidates)  # min(⌊ρB⌋, |E|)
-            ids = self.sampler.sample(buffer.candidates, n, self.group_size, self.buckets, self.rng)
+            candidates = self.injection.candidates(buffer)
+            n = min(int(rho * self.questions_per_step), sum(map(len, candidates.values())))  # min(⌊ρB⌋, |E|)
+            ids = self.sampler.sample(candidates, n, self.group_size, self.buckets, self.rng)
             replayed = [fresh.question(question_id) for question_id in ids]
         fresh_count = self.questions_per_step - len(replayed)
         revisited = [fresh.question(question_id) for question_id in buffer.revisit(step, fresh_count, self.rng)]
@@ -198,8 +203,42 @@ class ReplayMixer:
         fresh_questions = revisited + fresh.draw(fresh_count - len(revisited), batch_ids, retired, step)
         if fills_batch and (missing := fresh_count - len(fresh_questions)):
             fresh_questions += fresh.draw(missing, batch_ids | {question.id for question in fresh_questions}, (), step)
-        stored = {question: buffer.trajectories(question.id) for question in replayed}
+        stored = {question: self.injection.stored_of(question.id, buffer) for question in replayed}
         return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.rollouts_per_replayed)
+
+    def with_given(
+        self, plan: Plan, choices: Mapping[str, Choice], unusable: Collection[str], room: int, pieces: Pieces
+    ) -> Plan:
+        """The plan of a `Prefix`: how much each planned question is given of the chosen response, which is then the
+        first of its `stored`.
+
+        choices: one of each planned question; unusable: ids of those that cannot be continued; room, pieces: as in
+        `Prefix.given`
+        """
+        prefix: Prefix = self.injection.prefix
+        stored: dict[Question, list[Trajectory]] = {}
+        given: dict[str, int] = {}
+        for question in plan.replayed:
+            choice = choices[question.id]
+            chosen = choice.trajectory
+            stored[question] = [chosen, *(one for one in choice.stored if one is not chosen)]
+            share = prefix.share.of_group(self.given_shares[chosen.correct].get(question.id), self.rng)
+            tokens = 0 if question.id in unusable else prefix.given(chosen, share, room, pieces)
+            if tokens:
+                given[question.id] = tokens
+        return replace(plan, stored=stored, given=given)
+
+    def steer(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> None:
+        """Each planned question's share of what it is given moves by the accuracy of its group."""
+        if (prefix := self.injection.prefix) is None:
+            return
+        for group in groups:
+            if group.planned_replay:
+                response = choices[group.question.id].trajectory
+                own = self.given_shares[response.correct]
+                moved = prefix.share.moved(own.get(group.question.id), prefix.direction(group, response))
+                if moved is not None:
+                    own[group.question.id] = moved
 
     def complete(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> list[CompletedGroup]:
         """The groups with the rows that are trained on (`RolloutGroup.with_stored`).
@@ -235,7 +274,7 @@ class ReplayMixer:
         gradable = np.zeros((len(groups), self.group_size), dtype=bool)
         parts = np.full((len(weights), *rewards.shape), np.nan)
         for g, completed in enumerate(groups):
-            lengths = completed.lengths() if penalty else []
+            lengths = [completed.group.given + length for length in completed.lengths()] if penalty else []
             for i, reward in enumerate(completed.all_rewards()):
                 if reward is None:
                     continue
@@ -256,6 +295,10 @@ class ReplayMixer:
         """As `StoreRule.experience`, while experience is recorded."""
         return self.store_rule.experience(batch, logprobs, step) if self.collecting else []
 
+    def failures(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
+        """What `ReplayBuffer.failed` stores of a step, while experience is recorded."""
+        return finished(batch, logprobs, step, is_failure) if self.collecting else []
+
     def metrics(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> dict[str, float]:
         """Of the parts that are switched on. groups: of the batch; choices: as in `complete`"""
         share = self.share
@@ -264,11 +307,14 @@ class ReplayMixer:
         return metrics | injection.metrics(groups, choices)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"started_at": self.share.started_at, "rng": self.rng.bit_generator.state}
+        state = {"started_at": self.share.started_at, "rng": self.rng.bit_generator.state}
+        return state | ({"given_shares": [*self.given_shares.values()]} if self.injection.prefix else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises KeyError for a missing or unknown entry."""
-        if set(state) != {"started_at", "rng"}:
-            raise KeyError(f"a mixer's state has the entries started_at and rng, got {sorted(state)}")
+        entries = {"started_at", "rng", *(["given_shares"] if self.injection.prefix else [])}
+        if set(state) != entries:
+            raise KeyError(f"a mixer's state has the entries {sorted(entries)}, got {sorted(state)}")
+        self.given_shares = dict(zip(self.given_shares, state.get("given_shares", ({}, {})), strict=True))
         self.share.started_at = state["started_at"]
         self.rng.bit_generator.state = state["rng"]

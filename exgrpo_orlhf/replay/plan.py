@@ -3,14 +3,19 @@ replaced before the update (DAPO, arXiv 2503.14476, section 3.2)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from ..checks import Natural, check_settings, require
 from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory, mean
 from ..rounding import are_equal
 from .buffer import ReplayBuffer
+
+_NONE = np.empty(0, np.int32)
 
 
 class FreshSource(Protocol):
@@ -28,6 +33,7 @@ class Plan:
     stored: the trajectories of each replayed question
     round: of rollouts in this step, from 0; questions that take the place of others are sampled in later ones
     rollouts_per_replayed: fresh rollouts of a replayed question; None: K−1
+    given: by question id, how many tokens its rollouts are given of the first of its `stored` (`Prefix`)
     """
 
     step: int
@@ -36,6 +42,7 @@ class Plan:
     stored: dict[Question, list[Trajectory]]
     round: int = 0
     rollouts_per_replayed: int | None = None
+    given: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def questions(self) -> int:
@@ -45,6 +52,10 @@ class Plan:
         """Rollouts of each question, fresh ones first."""
         per_replayed = group_size - 1 if self.rollouts_per_replayed is None else self.rollouts_per_replayed
         return [group_size] * len(self.fresh) + [per_replayed] * len(self.replayed)
+
+    def given_to(self, question: Question) -> npt.NDArray[np.int32]:
+        """int32 (G,), the first tokens of a question's rollouts; most are given none."""
+        return self.stored[question][0].token_ids[:given] if (given := self.given.get(question.id)) else _NONE
 
     def metrics(self) -> dict[str, float]:
         """What was mixed."""
@@ -73,9 +84,11 @@ class SelectedBatch:
     rounds: int | None
 
     def metrics(self) -> dict[str, float]:
-        """Of all fresh rollouts of the step. `lucky_guess_rate`: correct answers whose reasoning does not hold, left
-        out where the reasoning of none was checked."""
-        rollouts = [rollout for completed in self.all_groups for rollout in completed.group.rollouts]
+        """Of all fresh rollouts of the step but those of continued groups, which were given something.
+        `lucky_guess_rate`: correct answers whose reasoning does not hold, left out where the reasoning of none was
+        checked."""
+        all_groups = [completed for completed in self.all_groups if not completed.group.given]
+        rollouts = [rollout for completed in all_groups for rollout in completed.group.rollouts]
         grades = [rollout.grade for rollout in rollouts if rollout.grade is not None]
         gradable = [grade for grade in grades if grade.reward is not None]
         soundness = [grade.sound for grade in gradable if grade.correct and grade.sound is not None]
@@ -97,7 +110,7 @@ class SelectedBatch:
         for name, value in (pair for grade in gradable for pair in grade.logs):
             logs.setdefault(f"reward_log/{name}", []).append(value)
         metrics |= {name: mean(values) for name, values in logs.items()}
-        part_rewards = [[dict(rollout.parts) for rollout in completed.group.rollouts] for completed in self.all_groups]
+        part_rewards = [[dict(rollout.parts) for rollout in completed.group.rollouts] for completed in all_groups]
         for name in dict.fromkeys(name for group in part_rewards for parts in group for name in parts):
             groups = [[parts[name] for parts in group if name in parts] for group in part_rewards]
             metrics[f"reward_part/{name}"] = mean([reward for group in groups for reward in group])

@@ -4,7 +4,9 @@
     questions.parquet     one row a question: question_id, accuracy_numerator, accuracy_denominator, spread_numerator,
                           spread_denominator, observed_step, streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
-                          actions, seed, sequence; with several rewards (Verifier.rewards) also parts, JSON
+                          actions, seed, sequence; with several rewards (Verifier.rewards) also parts, JSON; where there
+                          are failures also correct
+    failed/               of failures, where they are kept: another snapshot
 
 pandas, DuckDB or Polars open the tables. The manifest is written last: what a save that was cut short leaves behind has
 none and is refused. In a checkpoint, the checkpoint's own manifest seals the snapshot (checkpoints/folder.py).
@@ -30,6 +32,7 @@ from .stored import BufferEntry, QuestionRecord
 
 FORMAT = "exgrpo-replay-buffer"
 VERSION = 5
+FAILED = "failed"
 _TABLES = ("questions.parquet", "trajectories.parquet")
 
 _QUESTIONS = pa.schema(
@@ -60,6 +63,8 @@ _TRAJECTORIES = pa.schema(
 _FIELDS = _TRAJECTORIES.names[1:]  # of a Trajectory
 _SEQUENCE = pa.field("sequence", pa.int64())  # place in the order of storing
 _PARTS = pa.field("parts", pa.string())
+_CORRECT = pa.field("correct", pa.bool_())
+_MORE = (), (_PARTS,), (_CORRECT,), (_PARTS, _CORRECT)  # columns, where they are needed
 
 
 class SnapshotError(ValueError):
@@ -92,7 +97,8 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> Files:
     }
     manifest["checksum"] = checksum(manifest)
     write(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
-    return entries
+    of_failed = save(buffer.failed, folder / FAILED, fingerprint) if buffer.failed is not None else {}
+    return {**entries, **{f"{FAILED}/{name}": entry for name, entry in of_failed.items()}}
 
 
 def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
@@ -113,7 +119,7 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
             raise SnapshotError(f"{folder / name}: the checksum does not match its manifest; the file is damaged")
     questions = pq.read_table(folder / _TABLES[0])
     trajectories = pq.read_table(folder / _TABLES[1])
-    of_trajectories = [pa.schema([*schema, _SEQUENCE]) for schema in (_TRAJECTORIES, _TRAJECTORIES.append(_PARTS))]
+    of_trajectories = [pa.schema([*_TRAJECTORIES, *more, _SEQUENCE]) for more in _MORE]
     for name, table, schemas in ((_TABLES[0], questions, [_QUESTIONS]), (_TABLES[1], trajectories, of_trajectories)):
         if not any(map(table.schema.equals, schemas)):
             raise SnapshotError(f"{folder / name}: expected the columns {schemas[0].names}, found {table.schema.names}")
@@ -132,6 +138,8 @@ def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:
         trajectory = trajectory_of(row)
         stored.append((row["question_id"], BufferEntry(trajectory, trajectory.key, row["sequence"])))
     buffer.restore(records.items(), stored, retired, manifest["next_sequence"])
+    if buffer.failed is not None:
+        load(folder / FAILED, buffer.failed, fingerprint)
     return buffer
 
 
@@ -176,6 +184,8 @@ def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, quest
         spread = unknown if old.spread is None else old.spread
         measured.append((id_, QuestionRecord(old.accuracy, old.observed_step - newest, spread=spread)))
     buffer.restore(measured, aged, {}, source.next_sequence)
+    if buffer.failed is not None and (folder / FAILED).is_dir():
+        load_for_new_run(folder / FAILED, buffer.failed, fingerprint, questions)
     return buffer
 
 
@@ -198,7 +208,9 @@ def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[dict[str,
 
 def trajectory_schema(trajectories: Iterable[Trajectory]) -> pa.Schema:
     """Of a table of trajectories with their questions' ids."""
-    return _TRAJECTORIES.append(_PARTS) if any(trajectory.parts for trajectory in trajectories) else _TRAJECTORIES
+    several = [(bool(trajectory.parts), not trajectory.correct) for trajectory in trajectories]
+    with_parts, with_failures = (any(has) for has in zip(*several, strict=True)) if several else (False, False)
+    return pa.schema([*_TRAJECTORIES, *[_PARTS] * with_parts, *[_CORRECT] * with_failures])
 
 
 def row_of(question_id: str, one: Trajectory) -> dict[str, Any]:
@@ -207,13 +219,14 @@ def row_of(question_id: str, one: Trajectory) -> dict[str, Any]:
         "question_id": question_id,
         **{name: getattr(one, name) for name in _FIELDS},
         "parts": json.dumps(one.parts),
+        "correct": one.correct,
     }
 
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
     """What `row_of` was made of."""
     parts = tuple((name, value) for name, value in json.loads(row.get("parts", "[]")))
-    return Trajectory(**{name: row[name] for name in _FIELDS}, parts=parts)
+    return Trajectory(**{name: row[name] for name in _FIELDS}, parts=parts, correct=row.get("correct", True))
 
 
 def write_table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema, path: Path) -> None:

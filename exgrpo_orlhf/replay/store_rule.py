@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from ..checks import PositiveShare, check_settings, require
 from ..records import MixedBatch, Rollout, RolloutGroup, Trajectory
-from ..rounding import less_rounding
 from .buffer import ReplayBuffer
-from .difficulty import as_fraction
+from .difficulty import as_fraction, is_above_mean
 from .injection import Injection
 
 Floats = npt.NDArray[np.float32]
@@ -52,24 +51,43 @@ class StoreRule:
         logprobs: of the policies that sampled them, per row of the flattened batch, float32 (A,)
         Raises ValueError for another number of log-probs than rows.
         """
-        graded = (group for group in batch.groups if group.accuracy is not None)
-        admitted = {group.question.id: group for group in graded if self.admits(group)}
-        experience = []
-        for row, behaviour in zip(batch.flat_rows(), logprobs, strict=True):
-            rollout, group = row.response, admitted.get(row.question.id)
-            if isinstance(rollout, Trajectory) or group is None or rollout.finish != "stop":
-                continue
-            grade = rollout.grade
-            if grade is None or grade.reward is None or not self.stores(rollout, group):
-                continue
-            version = step if rollout.policy_step is None else rollout.policy_step
-            sound = grade.sound if grade.correct else None
-            episode = rollout.actions, rollout.seed
-            trajectory = Trajectory(
-                rollout.token_ids, behaviour, grade.reward, version, "stop", sound, *episode, grade.parts
-            )
-            experience.append((row.question.id, trajectory))
-        return experience
+        return finished(
+            batch, logprobs, step, lambda rollout, group: self.admits(group) and self.stores(rollout, group)
+        )
+
+
+def finished(
+    batch: MixedBatch, logprobs: Sequence[Floats], step: int, stores: Callable[[Rollout, RolloutGroup], bool]
+) -> list[tuple[str, Trajectory]]:
+    """A step's finished rollouts of which `stores` holds, as `StoreRule.experience` returns them. Of a continued group
+    none is: its policy did not begin the response."""
+    graded = {group.question.id: group for group in batch.groups if group.accuracy is not None and not group.given}
+    experience = []
+    for row, behaviour in zip(batch.flat_rows(), logprobs, strict=True):
+        rollout, group = row.response, graded.get(row.question.id)
+        if isinstance(rollout, Trajectory) or group is None or rollout.finish != "stop":
+            continue
+        grade = rollout.grade
+        if grade is None or grade.reward is None or not stores(rollout, group):
+            continue
+        trajectory = Trajectory(
+            rollout.token_ids,
+            behaviour,
+            grade.reward,
+            step if rollout.policy_step is None else rollout.policy_step,
+            "stop",
+            grade.sound if grade.correct else None,
+            rollout.actions,
+            rollout.seed,
+            grade.parts,
+            grade.correct,
+        )
+        experience.append((row.question.id, trajectory))
+    return experience
+
+
+def is_failure(rollout: Rollout, group: RolloutGroup) -> bool:
+    return rollout.grade is not None and not rollout.grade.correct
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,7 +121,7 @@ class AboveMean(StoreRule):
     stores_failures = True
 
     def stores(self, rollout: Rollout, group: RolloutGroup) -> bool:
-        return rollout.reward is not None and less_rounding(rollout.reward) > group.mean_reward
+        return rollout.reward is not None and is_above_mean(rollout.reward, group)
 
     def check(self, buffer: ReplayBuffer, injection: Injection) -> None:
         require(

@@ -313,7 +313,7 @@ class Verifier:
         """Of the fresh rollouts of a step, where `overlong_share` is set: their mean penalty."""
         if self.overlong_share is None:
             return {}
-        penalties = [self.overlong_penalty(one.length, max_tokens) for group in groups for one in group.rollouts]
+        penalties = [self.overlong_penalty(one.given + one.length, max_tokens) for g in groups for one in g.rollouts]
         return {"reward/overlong_penalty": mean(penalties)}
 
     def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 1)) -> Answer:

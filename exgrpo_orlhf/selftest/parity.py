@@ -63,7 +63,8 @@ def _compare(actual: Tensor, right: Tensor) -> tuple[float, float, float]:
 
 def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length: int) -> MixedBatch:
     """Groups of K rows of random tokens and advantages. The groups of the second half end with a stored trajectory of
-    the largest advantage, whose log-probs are far from one another, and one fresh row could not be graded.
+    the largest advantage, whose log-probs are far from one another; the first continues a response; and one fresh row
+    could not be graded.
 
     vocabulary: tokens from 2 up to this are drawn; length: longest response, tokens
     """
@@ -71,12 +72,15 @@ def random_batch(questions: Sequence[Question], k: int, vocabulary: int, length:
     for i, question in enumerate(questions):
         lengths = rng.integers(length // 3, length + 1, k)
         responses = [rng.integers(2, vocabulary, n).astype(np.int32) for n in lengths]
+        given = int(min(lengths)) // 2 if i == 0 < len(questions) // 2 else 0
+        for response in responses:
+            response[:given] = responses[0][:given]
         advantages = np.sort(rng.normal(size=k))
         stored = None
         if i >= len(questions) // 2:
             stored = Trajectory(responses[-1], -np.abs(rng.normal(3.0, 1.5, lengths[-1])).astype(np.float32), 1.0, 0)
         fresh = [
-            Rollout(ids, "stop", Grade("timeout", None) if (i, j) == (0, 0) else Grade("wrong", 0.0))
+            Rollout(ids, "stop", Grade("timeout", None) if (i, j) == (0, 0) else Grade("wrong", 0.0), given=given)
             for j, ids in enumerate(responses[: k - (stored is not None)])
         ]
         groups.append(RolloutGroup(question, tuple(fresh), stored is not None))

@@ -18,7 +18,7 @@ from ..records import Question, Trajectory
 from ..replay import ReplayBuffer
 from ..tracking.decisions import ID, DecisionLog
 
-KINDS = ("fresh", "replayed", "injected", "left_out", "retired", "returned", "evicted")
+KINDS = ("fresh", "replayed", "injected", "left_out", "retired", "returned", "evicted", "continued")
 COUNTS = ("correct", "graded", "lucky", "checked", "stored")
 REPLAY = ("age", "tokens", "entropy", "others", "surprisal", "log_weight", "of", "place", "sound")
 SHORT = 160  # characters of a prompt in the list of questions

@@ -94,12 +94,13 @@ def decisions(step: StepRecord) -> dict[str, Any]:
     stored = Counter(question_id for question_id, _ in step.stored if question_id not in step.retired)
     in_batch = {group.question.id: rows for group, rows in step.groups()}
     questions, replays = [], []
+    continues = any(group.given for group in step.sampled)
     for group in step.sampled:
         rows = in_batch.get(group.question.id, [])
         grades = [rollout.grade for rollout in group.rollouts if rollout.grade is not None and rollout.grade.correct]
         fresh = [step.entropies[i] for i, row in rows if row.trajectory is None]
         again = [i for i, row in rows if row.trajectory is not None]
-        kind = "replayed" if group.planned_replay else "injected" if again else "fresh"
+        kind = _kind(group, bool(again))
         questions.append(
             {
                 "id": group.question.id[:ID],
@@ -113,6 +114,8 @@ def decisions(step: StepRecord) -> dict[str, Any]:
                 "entropy": round(mean(fresh), 4) if fresh else None,
             }
         )
+        if continues:
+            questions[-1]["given"] = group.given
         if spreads := step.changes.spreads:
             spread = spreads.get(group.question.id)  # None: too few of its rollouts could be graded
             questions[-1]["spread"] = None if spread is None else round(spread, 4)
@@ -127,6 +130,12 @@ def decisions(step: StepRecord) -> dict[str, Any]:
         "buckets": dict(step.buckets),
         "retired_in_all": len(step.retired),
     }
+
+
+def _kind(group: RolloutGroup, has_stored: bool) -> str:
+    if group.given:
+        return "continued"
+    return "replayed" if group.planned_replay else "injected" if has_stored else "fresh"
 
 
 def _replay(step: StepRecord, question_id: str, i: int) -> dict[str, Any]:
@@ -156,15 +165,17 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def texts(step: StepRecord, decode: Decode) -> list[dict[str, Any]]:
-    """The questions of a row of `rollouts.jsonl`: one that is fresh in this step and one with a stored trajectory.
+    """The questions of a row of `rollouts.jsonl`: one that is fresh in this step, one with a stored trajectory, and one
+    whose rollouts continue a stored response.
 
     Of each kind it is the one whose id is the smallest: ids are hashes, and the same few questions are then logged
     again and again, so that their answers can be compared over time.
     """
     groups = step.groups()
     with_stored = [pair for pair in groups if any(row.trajectory is not None for _, row in pair[1])]
-    fresh = [pair for pair in groups if all(row.trajectory is None for _, row in pair[1])]
-    kinds = [min(kind, key=lambda pair: pair[0].question.id) for kind in (fresh, with_stored) if kind]
+    continued = [pair for pair in groups if pair[0].given]
+    fresh = [pair for pair in groups if not pair[0].given and all(row.trajectory is None for _, row in pair[1])]
+    kinds = [min(kind, key=lambda pair: pair[0].question.id) for kind in (fresh, with_stored, continued) if kind]
     return [_texts(step, group, rows, decode) for group, rows in kinds]
 
 
@@ -184,6 +195,7 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
             {
                 "kind": "fresh",
                 **grade,
+                **({"given": rollout.given} if rollout.given else {}),
                 **_graded(rollout, rollout.grade.correct),
                 **_response(rollout, now, decode),
             }
@@ -200,11 +212,11 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
             elif measured:
                 values |= {"entropy": round(measured[n].entropy, 4), "now": measured[n].logprobs}
             about = {"chosen": n == place, "age": step.step - entry.step, "trajectory": entry.key.hex()[:ID]}
-            about = {"sound": entry.sound, **_graded(entry, True), **about}
+            about = {"sound": entry.sound, **_graded(entry, entry.correct), **about}
             responses.append({"kind": "stored", **about, **_response(entry, values, decode)})
     return {
         "id": question.id[:ID],
-        "as": "replayed" if group.planned_replay else "fresh" if at is None else "injected",
+        "as": _kind(group, at is not None),
         "prompt": prompt[:PROMPT],
         "answer": question.answer_text[:PROMPT],
         "responses": responses,
@@ -219,9 +231,9 @@ def _graded(response: Rollout | Trajectory, correct: bool) -> dict[str, Any]:
 
 
 def _response(response: Rollout | Trajectory, values: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
-    """Text by token, with log-probs in nats (None: the environment's token); of a long response without the tokens
-    (`left_out`) in its middle."""
-    ids, actions = response.token_ids, response.actions
+    """Text by token, with log-probs in nats (None: a token that the policy did not sample); of a long response without
+    the tokens (`left_out`) in its middle."""
+    ids, actions = response.token_ids, response.learned
     out = len(ids) - TOKENS if len(ids) > TOKENS else 0
     parts = [slice(0, TOKENS // 2), slice(len(ids) - TOKENS // 2, None)] if out else [slice(None)]
     row: dict[str, Any] = {"tokens": len(ids), "left_out": out}

@@ -2,7 +2,7 @@
 
     ahead/rollouts.parquet     one row a rollout, groups in the plan's order: question_id, replayed, token_ids, finish,
                                verdict, reward, sound, extracted, logs, behaviour_logprobs, policy_step, actions,
-                               seed, sampler_logprobs
+                               seed, sampler_logprobs, given
     ahead/candidates.parquet   one row a stored trajectory of a replayed question, as it was when that was planned:
                                question_id, token_ids, behaviour_logprobs, reward, step, finish, sound, actions,
                                seed
@@ -47,9 +47,10 @@ _ROLLOUTS = pa.schema(
         ("actions", pa.large_list(pa.bool_())),
         ("seed", pa.uint64()),
         ("sampler_logprobs", pa.large_list(pa.float32())),
+        ("given", pa.int32()),
     ]
 )
-_OF_ROLLOUT = ("token_ids", "finish", "behaviour_logprobs", "policy_step", "actions", "seed", "sampler_logprobs")
+_OF_ROLLOUT = ("token_ids", "finish", *_ROLLOUTS.names[9:])
 _OF_GRADE = ("verdict", "reward", "sound", "extracted")
 
 

@@ -68,6 +68,10 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
             f"{path}: what it stores lacks some of Verifier.rewards ({', '.join(names)}), of each of which "
             "GroupAdvantages.of_each_reward makes advantages; take a run with these rewards, or set it to False"
         )
+    if prefix := experiment.mixer.injection.prefix:
+        ends = {prompts.tokenizer.eos_token_id, *prompts.turn_ends()}
+        for trajectory in stored if experiment.environment.path is None else ():
+            prefix.check_stored(trajectory, experiment.sampling.max_response_tokens, ends, str(path))
     if not experiment.mixer.collects and not buffer.n_candidates:
         raise ValueError(
             f"{path}: there is nothing to replay in it, and with ReplayMixer.collects = False there never will be "

@@ -26,7 +26,7 @@ from ..records import CompletedGroup, MixedBatch, Question, Rollout, RolloutGrou
 from ..replay import Plan, ReplayBuffer, TrajectorySelector
 from ..replay.injection import Choice
 from ..replay.plan import SelectedBatch
-from ..tracking.decisions import DecisionLog, StepRecord
+from ..tracking.decisions import DecisionLog, StepRecord, pieces
 from . import ahead
 from .ahead import BatchAhead
 
@@ -74,7 +74,6 @@ class Trainer:
         """One step of ExGRPO, in the order of docs/algorithm.md. Returns its metrics. Raises as `run`."""
         clock, step = Clock(), self.steps + 1
         self.buffer.advance(step)
-        outdated = self._evict_outdated(step, clock)
         sample = self._sample(step, clock)
         next_batch = self._begin_next(step + 1, clock)
         batch = self._observe(sample, step, clock)
@@ -83,7 +82,7 @@ class Trainer:
         self._await(next_batch, clock)
         self.generated_tokens += sum(group.length for group in sample.groups)
         self.steps = step
-        return self._report(sample, batch, stats, {"replay/stored": float(stored), **outdated}, clock)
+        return self._report(sample, batch, stats, float(stored), clock)
 
     def _sample(self, step: int, clock: Clock) -> _Sample:
         """The step's questions, their graded fresh rollouts, and the stored trajectories that stand beside them."""
@@ -92,8 +91,11 @@ class Trainer:
         plan, new = self.batch_ahead or self._first_batch(step, clock)
 
         # o* = argmin over the question's stored trajectories of their mean token entropy under the current policy (or
-        # of another score).
-        choices = self._choose(experiment.selector, plan.stored)
+        # of another score). What a group continues was chosen before it was sampled.
+        if mixer.injection.prefix:
+            choices = {question.id: Choice(stored, (), 0) for question, stored in plan.stored.items()}
+        else:
+            choices = self._choose(experiment.selector, plan.stored)
         clock.lap("score")
 
         # Late injection: a group without a success gets a stored one. Then groups without a signal are replaced, if
@@ -127,14 +129,16 @@ class Trainer:
         return plan, self._rollout(plan, [], clock)
 
     def _observe(self, sample: _Sample, step: int, clock: Clock) -> MixedBatch:
-        """The latest accuracy counts fresh rollouts only, also of replaced groups; mastered questions retire. Then
-        A = r − mean(r) over the whole group, the stored success included."""
+        """The latest accuracy counts fresh rollouts only, also of replaced groups, and of no continued group; mastered
+        questions retire. Then A = r − mean(r) over the whole group, the stored success included."""
         experiment = self.experiment
         mixer, verifier = experiment.mixer, experiment.verifier
-        mixer.share.observe(sample.groups, step + experiment.settings.generate_ahead)
-        self.fresh.observe(sample.groups, step)
+        of_policy = [group for group in sample.groups if not group.given]
+        mixer.share.observe(of_policy, step + experiment.settings.generate_ahead)
+        self.fresh.observe(of_policy, step)
+        mixer.steer(sample.groups, sample.choices)
         if mixer.collecting:
-            self.buffer.observe(sample.groups, step, mixer.group_size)
+            self.buffer.observe(of_policy, step, mixer.group_size)
         penalty = lambda tokens: verifier.overlong_penalty(tokens, experiment.sampling.max_response_tokens)
         penalised = verifier.overlong_share is not None
         weights = verifier.weights if experiment.advantages.of_each_reward else {}
@@ -166,6 +170,8 @@ class Trainer:
         mixer, buffer = self.experiment.mixer, self.buffer
         experience = mixer.collect(batch, stats.behaviour_logprobs, step)
         stored = buffer.store(experience)
+        if buffer.failed:
+            buffer.failed.store(mixer.failures(batch, stats.behaviour_logprobs, step))
         clock.lap("store")
         record = StepRecord(
             step=step,
@@ -196,11 +202,15 @@ class Trainer:
             clock.add(next_batch.clock)
 
     def _report(
-        self, sample: _Sample, batch: MixedBatch, stats: UpdateStats, of_buffer: Mapping[str, float], clock: Clock
+        self, sample: _Sample, batch: MixedBatch, stats: UpdateStats, stored: float, clock: Clock
     ) -> dict[str, float]:
         """The metrics of the step, from those who own them; without replay's where nothing is ever replayed."""
         experiment = self.experiment
         mixer = experiment.mixer
+        scored = sum(len(choice.measured) for choice in sample.choices.values())
+        if prefix := mixer.injection.prefix:  # what a group continues was scored when the step was planned
+            to_score = prefix.selector(experiment.selector).to_score(sample.selected.plan.stored)
+            scored = sum(map(len, to_score.values()))
         metrics = {
             **sample.selected.metrics(),
             **sample.selected.plan.metrics(),
@@ -211,29 +221,16 @@ class Trainer:
             **stats.metrics,
             **self.fresh.metrics(),
             **experiment.verifier.metrics(sample.groups, experiment.sampling.max_response_tokens),
-            "replay/candidates_scored": float(sum(len(choice.measured) for choice in sample.choices.values())),
-            **of_buffer,
+            "replay/candidates_scored": float(scored),
+            "replay/stored": stored,
             "cost/generated_tokens": self.generated_tokens,
             **clock.times(),
         }
         return metrics if mixer.replays else {n: x for n, x in metrics.items() if not n.startswith("replay/")}
 
-    def _evict_outdated(self, step: int, clock: Clock) -> dict[str, float]:
-        """Where Environment.recheck_every is due: stored episodes that the environment would answer otherwise go."""
-        every, buffer = self.experiment.environment.recheck_every, self.buffer
-        if every is None or step % every:
-            return {}
-        stored = [(id_, entry) for id_, record in buffer.records.items() for entry in record.stored]
-        differ = self.engine.outdated([(self.fresh.question(id_), entry.trajectory) for id_, entry in stored])
-        for (id_, candidate), differs in zip(stored, differ, strict=True):
-            if differs:
-                buffer.evict(id_, candidate.key)
-        clock.lap("recheck")
-        return {"replay/outdated": float(sum(differ))}
-
     def _plan(self, step: int, clock: Clock) -> Plan:
         """A step's questions: (1−ρ)·B fresh ones, ρ·B replayed ones with p ∝ N(accuracy; μ, σ), no question twice."""
-        plan = self.experiment.mixer.plan(self.fresh, self.buffer, step, self.engine.whole_batches)
+        plan = self._with_given(self.experiment.mixer.plan(self.fresh, self.buffer, step, self.engine.whole_batches))
         planned = self.experiment.mixer.questions_per_step
         if plan.questions < planned and plan.questions != self.batch_size:
             log.warning(
@@ -243,6 +240,23 @@ class Trainer:
         self.batch_size = plan.questions
         clock.lap("plan")
         return plan
+
+    def _with_given(self, plan: Plan) -> Plan:
+        """Where planned groups continue a stored response: what each is given of which. An episode that its environment
+        would answer otherwise by now is not continued."""
+        mixer, room = self.experiment.mixer, self.experiment.sampling.max_response_tokens
+        if (prefix := mixer.injection.prefix) is None:
+            return plan
+        choices = self._choose(prefix.selector(self.experiment.selector), plan.stored)
+        pairs = [(question, choices[question.id].trajectory) for question in plan.replayed]
+        outdated = zip(pairs, self.engine.outdated(pairs), strict=True)
+        unusable = {question.id for (question, _), differs in outdated if differs}
+        if unusable:
+            log.warning(
+                "step %d: %d stored episodes are not continued: their environment answers otherwise by now",
+                *(plan.step, len(unusable)),
+            )
+        return mixer.with_given(plan, choices, unusable, room, lambda one: pieces(one.token_ids, self.engine.decode))
 
     def _choose(
         self, selector: TrajectorySelector, stored: Mapping[Question, Sequence[Trajectory]]

@@ -103,15 +103,22 @@ def _sampled_once(model: Path, n: int, beside: int | None) -> MixedBatch:
 
 def as_episodes(batch: MixedBatch) -> MixedBatch:
     """The same tokens, of which the first half of every third and fourth is an environment's: an episode begins with
-    an observation or an action, and has several turns."""
+    an observation or an action, and has several turns. The first group continues a response, and is no episode; the
+    second is one that continues an episode."""
 
-    def of(i: int, response: Rollout | Trajectory) -> Rollout | Trajectory:
-        actions = (np.arange(len(response.token_ids)) + i) % 4 < 2
+    def of(g: int, i: int, response: Rollout | Trajectory) -> Rollout | Trajectory:
+        given = min(len(row.token_ids) for row in batch.rows[g]) // 2 if g < 2 else 0
+        ids = np.concatenate((batch.rows[g][0].token_ids[:given], response.token_ids[given:]))
+        actions = (np.arange(len(ids)) + i) % 4 < 2
         actions[-1] = True
-        own = response.behaviour_logprobs
-        return replace(response, actions=actions, behaviour_logprobs=None if own is None else own[actions])
+        its = {"token_ids": ids, "actions": actions if g else None} | ({"given": given} if g < 2 else {})
+        own, learned = response.behaviour_logprobs, (np.arange(len(ids)) >= given) & (actions if g else True)
+        return replace(response, **its, behaviour_logprobs=None if own is None else own[learned])
 
-    rows = [[replace(row, response=of(i, row.response)) for i, row in enumerate(members)] for members in batch.rows]
+    rows = [
+        [replace(row, response=of(g, i, row.response)) for i, row in enumerate(members)]
+        for g, members in enumerate(batch.rows)
+    ]
     fresh = [tuple(row.response for row in members if row.trajectory is None) for members in rows]
     groups = [replace(group, rollouts=own) for group, own in zip(batch.groups, fresh, strict=True)]
     return MixedBatch(groups, rows, batch.group_size)
@@ -132,7 +139,7 @@ def weights(engine: TorchEngine) -> torch.Tensor:
 
 
 def own_tokens(response: Rollout | Trajectory) -> torch.Tensor | slice:
-    return slice(None) if response.actions is None else torch.from_numpy(response.actions)
+    return slice(None) if response.learned is None else torch.from_numpy(response.learned)
 
 
 def plain_stats(model, prompt: list[int], response: np.ndarray | Rollout | Trajectory, temperature: float = 1.0):

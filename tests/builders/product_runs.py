@@ -233,6 +233,18 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             "DynamicSampling.min_reward = 0.1", "Tracking.enabled = True", "Tracking.system_metrics = True",
             f"Tracking.uri = 'sqlite:///{folder}/mlflow.db'",
         ),
+        "continued": chains(
+            "ReplayMixer.injection = @Prefix()", "Prefix.of = 'both'", "Prefix.share = @AdaptiveShare()",
+            "Prefix.cut = 'line'", "ReplayBuffer.replays_unsolved = True",
+        ),
+        "continued failures": chains(
+            "ReplayMixer.injection = @Prefix()", "Prefix.of = 'failures'", "Prefix.share = @UniformShare()",
+            "Prefix.choice = 'selected'", "Prefix.cut = 'sentence'",
+        ),
+        "continued episodes": small(
+            chain, *calculator, "ReplayMixer.injection = @Prefix()", "Prefix.share = @FixedShare()",
+            "FixedShare.value = 0.9", "ReplayBuffer.replays_unsolved = True",
+        ),
         "steps": small(
             chain, "Verifier.kind = 'chain_steps'", "ReplayMixer.rho = 0", "ReplayMixer.injection = @LateInjection()",
             "MixedPolicyLoss.clips_mixed = False",
@@ -322,6 +334,10 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             "MixedPolicyLoss.shaping = False", "ReplayMixer.injection = @UnlessSolved()",
             "UnlessSolved.late = @LateInjection()",
             "LateInjection.choice = 'selected'", "ReplayMixer.store_rule = @OneSuccess()",
+        ),
+        f"{ON_OPENRLHF}continued": small(
+            chain, *by_chance(folder), "ReplayMixer.injection = @Prefix()", "Prefix.share = @FixedShare()",
+            "ReplayBuffer.replays_unsolved = True", "RetirementPolicy.at_accuracy = None", "Prefix.target = 0.9",
         ),
         f"{ON_OPENRLHF}its environment's rewards": small(chain, *calculator, "Environment.reward = 'environment'"),
     }  # fmt: skip

@@ -15,7 +15,7 @@ from exgrpo_orlhf.training import initial_buffer
 
 FOLDER = ROOT / "gin" / "baselines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.gin"))
-REPLAYING = {"luffy", "remix", "repo_all", "repo_recent", "rlep"}
+REPLAYING = {"luffy", "remix", "repo_all", "repo_recent", "rlep", "prefix_sampling", "prefix_rl", "failure_prefix"}
 STEPS = 5
 
 
@@ -36,7 +36,7 @@ def test_the_table_has_every_baseline():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *((name, r"Work\.experience must be bound") for name in ("luffy", "rlep")),
+        *((name, r"Work\.experience must be bound") for name in ("luffy", "rlep", "prefix_rl")),
         *((name, r"SupervisedModel\.model, .*\.examples must be bound") for name in ("sft", "sft_rl")),
     ],
 )
@@ -73,7 +73,7 @@ def brought(warm_model, tmp_path_factory) -> dict[str, list[str]]:
     ]
     return {
         "luffy": [f"Work.experience = {str(folder / 'experts.jsonl')!r}"],
-        "rlep": [f"Work.experience = {str(folder / 'run' / 'checkpoint-5' / 'replay')!r}"],
+        **{key: [f"Work.experience = {str(folder / 'run/checkpoint-5/replay')!r}"] for key in ("rlep", "prefix_rl")},
         "arpo": ["ModularChains.count = 8"],  # each question in every step
         "sft": supervised,
         "sft_rl": supervised,
@@ -95,6 +95,12 @@ def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_mod
     elif name in ("luffy", "rlep"):
         assert all(row["replay/actual_share"] == min(1, row["replay/candidates"] / 8) for row in rows)
         assert len({row["replay/trajectories"] for row in rows}) == 1
+    elif name == "prefix_rl":
+        assert all(0.3 < row["replay/given_share"] < 0.8 for row in rows), "of 4 to 24 tokens"
+        assert len({row["replay/trajectories"] for row in rows}) == 1
+    elif name in ("prefix_sampling", "failure_prefix"):
+        assert any(row["replay/given_tokens"] > 0 for row in rows)
+        assert rows[-1]["replay/failures"] > 0
     elif name == "remix":
         assert max(row["replay/age_max"] for row in rows) == 2
         assert all(row["replay/actual_share"] <= 3 / 8 for row in rows)

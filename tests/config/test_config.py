@@ -32,10 +32,11 @@ LEFT_OPEN = {
     ],
     "recipes/code": ["PretrainedModel.path = 'some/model'", "QuestionFile.path = 'tasks.jsonl'"],
     "baselines/rlep": ["Work.experience = 'run/checkpoint-200/replay'"],
+    "baselines/prefix_rl": ["Work.experience = 'run/checkpoint-200/replay'"],
 }
 
 
-VARIANTS = {variant.__name__ for variant in config.build._VARIANTS}  # those that are not bound have no settings
+VARIANTS = {variant.__name__ for variant in config.build.VARIANTS}  # those that are not bound have no settings
 
 
 def left_open(name: str) -> list[str]:
@@ -45,6 +46,11 @@ def left_open(name: str) -> list[str]:
 def load(name: str, *more: str):
     files = ["base.gin", name] if name in LAYOUTS or name == "paper/openr1.gin" else [name]
     return config.load(files, [*left_open(name), *more])
+
+
+def included(name: str) -> str:
+    """By its second line, the first being what it is for."""
+    return re.findall(r"^include '(.+)'", (GIN / name).read_text(), re.M)[0]
 
 
 @cache
@@ -68,13 +74,15 @@ def test_every_gin_file_builds_an_experiment_with_what_it_states(name):
 def test_base_does_not_repeat_a_default_of_a_class():
     defaults = config.all_settings()
     same = {key: value for key, value in stated("base.gin").items() if defaults[key] == value}
-    assert same.keys() == {"ReplayMixer.injection", "ReplayMixer.store_rule"}  # by reference, to be bound themselves
+    by_reference = {"ReplayMixer.injection", "ReplayMixer.store_rule", "Prefix.share"}  # to be bound themselves
+    assert same.keys() == by_reference
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_an_ablation_differs_from_base_in_exactly_what_it_states(name):
-    base, ablation = load("base.gin").params, load(name).params
-    changed = {key: ablation[key] for key in ablation if ablation[key] != base.get(key)}
+def test_an_ablation_differs_from_what_it_includes_in_exactly_what_it_states(name):
+    base, ablation = load(included(name)).params, load(name).params
+    unread = config.all_settings()  # until it is bound, a variant's settings are in no run
+    changed = {key: ablation[key] for key in ablation if ablation[key] != base.get(key, unread.get(key))}
     assert {key.partition(".")[0] for key in set(base) ^ set(ablation)} <= VARIANTS
     assert changed == stated(name)
 
@@ -83,7 +91,7 @@ def test_an_ablation_differs_from_base_in_exactly_what_it_states(name):
 def test_an_ablation_is_one_include_one_hypothesis_and_at_most_three_bindings(name):
     lines = [line for line in (GIN / name).read_text().split("\n") if line]
     assert lines[0].startswith("# Hypothesis: ")
-    assert lines[1] == "include 'base.gin'"
+    assert lines[1] in ("include 'base.gin'", "include 'recipes/prefixes.gin'")
     assert 1 <= len(lines[2:]) <= 3
 
 

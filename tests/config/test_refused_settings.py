@@ -182,7 +182,6 @@ REFUSED = {
         (dict(stop=("",)), "stop must be a tuple of texts, none of them empty"),
         (dict(timeout=INF), "timeout must be positive and finite"),
         (dict(memory=32), "memory must be at least 64"),
-        (dict(recheck_every=5), "recheck_every = 5 needs an environment"),
     ],
     QuestionFile: [*QUESTION_RECORDS, (dict(path=3), "path takes str, got 3")],
     QuestionHub: [*QUESTION_RECORDS, (dict(split=None), "split takes str, got None")],

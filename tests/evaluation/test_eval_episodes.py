@@ -96,7 +96,6 @@ def test_regrading_keeps_the_verdicts_of_the_environment(play, bench):
         ({"path": "nowhere.py"}, "there is no file"),
         ({"more": ", turns = 2"}, "there is no key 'turns'; did you mean max_turns"),
         ({"more": ", max_turns = 0"}, "max_turns"),
-        ({"more": ", recheck_every = 2"}, "there is no key 'recheck_every'"),  # nothing is stored
         ({"words": (*HERE, "--engine", "openai", "--base-url", "http://127.0.0.1:9/v1", "--api", "chat")}, "openai"),
     ],
 )

@@ -12,7 +12,7 @@ from replay_builders import QUESTIONS, assemble, finish_step, mixer, trajectory
 from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.records import Rollout, RolloutGroup
 from exgrpo_orlhf.replay import DifficultyBuckets, ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.difficulty import spread_levels
+from exgrpo_orlhf.replay.difficulty import spread_levels, spread_of
 from exgrpo_orlhf.replay.injection import LateInjection
 from exgrpo_orlhf.replay.snapshot import load, load_for_new_run, save
 from exgrpo_orlhf.replay.store_rule import AboveMean, AllFinished, Successes
@@ -49,7 +49,7 @@ def test_the_level_is_the_standard_deviation_min_max_over_the_batch_in_k_plus_on
     draw = np.random.default_rng(0)
     groups = [graded(draw.random(8).tolist(), question) for question in QUESTIONS]
     sigma = [statistics.pstdev(rollout.reward for rollout in group.rollouts) for group in groups]
-    levels = spread_levels({group.question.id: group.spread for group in groups}, 8)
+    levels = spread_levels({group.question.id: spread_of(group) for group in groups}, 8)
     for value, level in zip(sigma, levels.values(), strict=True):
         exact = 8 * (value - min(sigma)) / (max(sigma) - min(sigma))
         assert abs(level * 8 - exact) <= 0.5 + 1e-9
@@ -57,7 +57,7 @@ def test_the_level_is_the_standard_deviation_min_max_over_the_batch_in_k_plus_on
 
 
 def test_equal_rewards_have_no_level_and_equal_spreads_the_lowest():
-    assert spread_levels({"equal": graded([0.1, 0.1, 0.1]).spread, "a": 0.2, "b": 0.4}, 4) == {
+    assert spread_levels({"equal": spread_of(graded([0.1, 0.1, 0.1])), "a": 0.2, "b": 0.4}, 4) == {
         **{"equal": None, "a": HALF, "b": Fraction(1)},
     }
     assert spread_levels({"alone": 0.3}, 4) == {"alone": 0}, "a batch of one"
@@ -66,7 +66,7 @@ def test_equal_rewards_have_no_level_and_equal_spreads_the_lowest():
 
 def test_with_rewards_of_0_and_1_the_middle_of_the_accuracies_has_the_widest_spread():
     groups = [graded([1.0] * k + [0.0] * (8 - k), QUESTIONS[k]) for k in range(9)]
-    levels = [*spread_levels({group.question.id: group.spread for group in groups}, 8).values()]
+    levels = [*spread_levels({group.question.id: spread_of(group) for group in groups}, 8).values()]
     assert levels[0] is levels[8] is None
     assert levels[1:8] == levels[7:0:-1]
     assert sorted(levels[1:5]) == levels[1:5]

@@ -16,6 +16,7 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import RolloutGroup
 from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.replay.difficulty import spread_of
 from exgrpo_orlhf.replay.plan import DynamicSampling
 from exgrpo_orlhf.replay.store_rule import AboveMean
 from exgrpo_orlhf.rewards import GradingError, Verifier, server
@@ -172,7 +173,7 @@ def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
     for members, rewards in zip(batch.rows, expected, strict=True):
         assert [row.advantage for row in members] == pytest.approx([one - sum(rewards) / 4 for one in rewards])
     assert mixing.collect(batch, [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()], 1) == []
-    assert wrong.spread == 0
+    assert spread_of(wrong) == 0
     plan = Plan(1, [QUESTIONS[0]], [], {})
     more = DynamicSampling(max_rounds=1).replacements(plan, completed[:1], 1, source(), filled(0))
     assert more is not None, "a group without a success is replaced"

@@ -49,6 +49,8 @@ def test_a_bad_mean_over_the_last_steps_is_said_once(metric, caplog):
     first = STEPS + FILLING if metric == "replay/actual_share" else STEPS
     assert line.startswith(f"step {first}: in the last {STEPS} steps ")
     assert text in line
+    if metric == "replay/ess":
+        assert warnings_of(caplog, [{**ill, "replay/continued_share": 0.5}] * 50) == [], "it has no weights"
     if metric == "reward/groups_with_signal":
         assert warnings_of(caplog, [ill, ill, WELL] * 20) == []
 

@@ -223,6 +223,27 @@ OPTIONS = {
         "Optimizer.steps_per_batch = 2",
     ],
     "ahead": ["train.generate_ahead = True", "MixedPolicyLoss.max_fresh_weight = 2.0", "ReplayBuffer.max_age = 3"],
+    "continued": [
+        "ReplayMixer.injection = @Prefix()",
+        "Prefix.of = 'both'",
+        "ReplayBuffer.replays_unsolved = True",
+        "DynamicSampling.max_rounds = 1",
+    ],
+    "continued, ahead": [
+        "ReplayMixer.injection = @Prefix()",
+        "Prefix.share = @UniformShare()",
+        "Prefix.choice = 'selected'",
+        "ReplayBuffer.replays_unsolved = True",
+        "ReplayBuffer.max_age = 3",
+        "train.generate_ahead = True",
+        "LoRA.rank = 4",
+    ],
+    "continued episodes": [
+        *CALCULATOR,
+        "ReplayMixer.injection = @Prefix()",
+        "ReplayBuffer.replays_unsolved = True",
+        "train.generate_ahead = True",
+    ],
     "adapter": [
         "LoRA.rank = 4",
         "MixedPolicyLoss.kl_coef = 0.01",
@@ -238,7 +259,6 @@ OPTIONS = {
     "episodes": [*CALCULATOR, "Optimizer.steps_per_batch = 2"],
     "episodes, late and ahead": [
         *CALCULATOR,
-        "Environment.recheck_every = 3",
         "train.generate_ahead = True",
         "ReplayMixer.rho = 0.0",
         "ReplayMixer.injection = @LateInjection()",
@@ -266,11 +286,6 @@ def in_both_halves(name: str, low: float = 0) -> Callable[[list[dict]], bool]:
     return lambda steps: all(max(row[name] for row in part) > low for part in (steps[:5], steps[5:]))
 
 
-def is_checked(every: int) -> Callable[[list[dict]], bool]:
-    """Nothing that is played again is outdated: it slips again as its seed says."""
-    return lambda steps: all(row.get("replay/outdated") == (None if row["step"] % every else 0) for row in steps)
-
-
 def share_rises(steps: list[dict]) -> bool:
     """2, then 3 of 8 questions, while there are as many candidates."""
     return steps[1]["replay/actual_share"] < steps[2]["replay/actual_share"]
@@ -295,15 +310,18 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
     "weighted": [some("train/fresh_known", 0.9), some("train/fresh_between"), passes],
     "paper": [returned],
     "graded": [some("replay/spread_mean"), some("replay/evicted"), in_both_halves("replay/actual_share")],
+    "continued": [in_both_halves("replay/given_tokens"), some("replay/failures"), again],
+    "continued, ahead": [in_both_halves("replay/given_tokens"), some("replay/candidates_scored")],
+    "continued episodes": [in_both_halves("replay/given_tokens")],
     "masked": [some("reward/groups_with_signal", 0, 1), in_both_halves("policy/grad_norm")],
     "together": [again, some("replay/actual_share"), some("train/fresh_known", 0.9)],
     "ahead": [in_both_halves("rollout/age_mean"), passes, some("replay/evicted")],
     "adapter": [passes],
     "several rewards": [in_both_halves("reward_part/chain_steps"), in_both_halves("replay/actual_share")],
     "episodes": [some("rollout/turns", 1), in_both_halves("replay/actual_share")],
-    "episodes, late and ahead": [injected, is_checked(3)],
+    "episodes, late and ahead": [injected],
 }
-KILLED = ("several rewards", "graded", "revisits", "weighted", "together", "episodes, late and ahead")
+KILLED = ("several rewards", "graded", "revisits", "weighted", "together", "continued", "episodes, late and ahead")
 
 
 @pytest.mark.slow
@@ -322,7 +340,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     done = timeless(tmp_path / "run")[1:]
     assert [acts(done) for acts in ACTS[name]] == [True] * len(ACTS[name])
     scored = some("replay/candidates_scored")(done)
-    assert scored == (name not in ("unscored", "late", "masked"))
+    assert scored == (name not in ("unscored", "late", "masked", "continued", "continued episodes"))
 
 
 def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):

@@ -153,7 +153,7 @@ function events(q) {
   });
 }
 
-const COLOURS = { fresh: "m2", replayed: "m1", injected: "m3", left_out: "m7" };
+const COLOURS = { fresh: "m2", replayed: "m1", injected: "m3", continued: "m5", left_out: "m7" };
 
 function detail(q) {
   const life = events(q);
@@ -273,6 +273,7 @@ function answer(r) {
   if (r.age !== undefined) say(`age ${r.age} steps`);
   if (r.entropy !== undefined) say(`entropy ${fixed(r.entropy)} nats`);
   say(`${whole(r.tokens)} tokens`);
+  if (r.given) say(`${whole(r.given)} given`);
   if (r.finish === "length") say("truncated");
   const body = make("div", "", { class: "tokens", tabindex: 0 }, box);
   const spans = r.text.map((piece, i) => {
@@ -281,7 +282,7 @@ function answer(r) {
     const said = [["when last trained on", r.now], ["when stored", r.then]].filter(([, values]) => values);
     if ((r.now ?? r.then)[i] === null) {
       span.className = "environment";
-      span.title = "from the environment: not trained on";
+      span.title = i < (r.given ?? 0) ? "given, of a stored response: not trained on" : "from the environment: not trained on";
     } else span.title = said.map(([when, values]) => `p ${Math.exp(values[i]).toPrecision(3)} ${when}`).join(", ");
     return span;
   });

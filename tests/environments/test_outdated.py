@@ -1,7 +1,8 @@
-"""Environment.recheck_every: stored episodes are played again, and what the environment would no longer say goes."""
+"""Stored episodes are played again, and what the environment would no longer say is noticed."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from run_builders import ROOT, rows, train_small
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.io.files import sha256
 from exgrpo_orlhf.records import Trajectory
-from exgrpo_orlhf.replay import Plan, ReplayBuffer, RetirementPolicy, snapshot
+from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.settings import Sampling
 from exgrpo_orlhf.training import preparation
 
@@ -88,35 +89,31 @@ def test_with_a_verifier_the_environments_reward_does_not_count(calculated, tmp_
 
 
 @pytest.mark.slow
-def test_a_run_forgets_what_its_changed_environment_would_not_say_and_goes_on(
+def test_a_run_continues_no_episode_that_its_changed_environment_would_not_play(
     warm_model, tmp_path, caplog, monkeypatch
 ):
-    """The world changes between two halves of a run. The resumed half has the stored seeds; a check without a change
-    finds nothing. That the file itself was changed is said."""
+    """The world changes between two halves of a run. The resumed half has the stored seeds. That the file itself was
+    changed is said."""
     path, world, folder = tmp_path / "calculator.py", tmp_path / "world", tmp_path / "run"
     changed = f"({{'rewards': 0.125}} if pathlib.Path({str(world)!r}).exists() else {{}})"
     path.write_text(WORLD.format(step="pass", changed=changed))
     bindings = [f"Environment.path = {str(path)!r}", "Environment.stop = ('=',)", "Environment.timeout = 60.0"]
-    bindings += ["Environment.recheck_every = 2", "train.save_every = 2", "RetirementPolicy.at_accuracy = None"]
-    bindings += ["train.generate_ahead = True"]
+    bindings += ["ReplayMixer.injection = @Prefix()", "Prefix.share = @FixedShare()", "FixedShare.value = 0.9"]
+    bindings += ["train.save_every = 2", "RetirementPolicy.at_accuracy = None", "Prefix.target = 0.9"]
 
-    def run(steps: int) -> tuple[list[dict], list[Trajectory]]:
+    def run(steps: int) -> list[float]:
         train_small(warm_model, folder, *bindings, f"train.steps = {steps}", resume=steps > 4)
-        saved = folder / f"checkpoint-{steps}" / "replay"
-        buffer = snapshot.load(saved, ReplayBuffer(RetirementPolicy()), snapshot.fingerprint(saved))
-        return rows(folder), [one.trajectory for record in buffer.records.values() for one in record.stored]
+        return [row.get("replay/continued_share", 0) for row in rows(folder)]
 
-    steps, before = run(4)
-    assert [row.get("replay/outdated") for row in steps] == [None, None, 0.0, None, 0.0]
-    assert len(before) > 5
+    assert max(run(4)) > 0
+    assert not [text for text in caplog.messages if "are not continued" in text]
     world.touch()
     path.write_text(path.read_text() + "\n")
     tags, tracker = {}, preparation.MlflowTracker
     spy = lambda *args: tags.update(args[3].tags) or tracker(*args)
     monkeypatch.setattr(preparation, "MlflowTracker", spy)
-    steps, after = run(6)
+    assert run(5)[-1] == 0
+    assert [text for text in caplog.messages if re.search(r"[1-9] stored episodes are not continued", text)]
     assert tags["Environment.path sha256"] == sha256(path)
     text = f"Environment.path: this file is not that of {folder / 'checkpoint-4'}, from which the run goes on"
     assert [record.getMessage() for record in caplog.records].count(text) == 1
-    assert steps[-1]["replay/outdated"] >= len(before)
-    assert not {one.key for one in before} & {one.key for one in after}
