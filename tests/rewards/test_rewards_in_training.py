@@ -18,13 +18,11 @@ from exgrpo_orlhf.records import RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
 from exgrpo_orlhf.replay.store_rule import AboveMean
-from exgrpo_orlhf.rewards import GradingError, Verifier, server
+from exgrpo_orlhf.rewards import Verifier, server
 
 BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
 FUNCTION = """
 def reward_func(queries, prompts, labels):
-    if "RAISE" in __file__:
-        raise RuntimeError("always")
     return {"rewards": [float(query.endswith(f"#{label}<end>")) for query, label in zip(queries, labels)]}
 """
 EXTRA = '"scores": [float("#" in query) for query in queries], "extra_logs": {"words": [len(queries[0])]}'
@@ -72,30 +70,6 @@ def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
     assert negative["reward/mean"] == pytest.approx(1.5 * negative["reward/pass_at_1"] - 0.5)
 
 
-NEARLY = """
-import numpy as np
-
-def reward_func(queries, prompts, labels):
-    nearly = float(np.float32(0.99999994))
-    return [nearly if query.endswith(f"#{label}<end>") else LARGE for query, label in zip(queries, labels)]
-"""
-
-
-@pytest.mark.slow
-def test_a_reward_just_below_a_success_is_one_and_one_beyond_a_million_is_an_error_of_its_file(
-    warm_model, tmp_path, caplog
-):
-    (tmp_path / "nearly.py").write_text(NEARLY.replace("LARGE", "0.0"))
-    (tmp_path / "large.py").write_text(NEARLY.replace("LARGE", "-2e6"))
-    kind = "Verifier.kind = 'function'"
-    nearly = go(warm_model, tmp_path / "a", kind, f"Verifier.function = '{tmp_path}/nearly.py'")
-    plain = go(warm_model, tmp_path / "b", "Verifier.kind = 'modular_chain'")
-    assert nearly[1]["reward/pass_at_1"] == plain[1]["reward/pass_at_1"] > 0
-    with pytest.raises(GradingError, match="could not be graded"):
-        go(warm_model, tmp_path / "c", kind, f"Verifier.function = '{tmp_path}/large.py'")
-    assert "large.py, line 4: it must return rewards between ±1,000,000, got -2e+06" in caplog.text
-
-
 @pytest.mark.slow
 def test_a_run_goes_on_where_one_of_two_servers_dies_and_is_rewarded_as_by_a_function(
     warm_model, tmp_path, monkeypatch
@@ -103,7 +77,7 @@ def test_a_run_goes_on_where_one_of_two_servers_dies_and_is_rewarded_as_by_a_fun
     monkeypatch.setattr(server, "_PAUSE", 0.01)
     (tmp_path / "reward.py").write_text(FUNCTION.replace("labels)]}", f"labels)], {EXTRA}}}"))
     loaded: dict = {}
-    exec((tmp_path / "reward.py").read_text(), loaded | {"__file__": ""}, loaded)
+    exec((tmp_path / "reward.py").read_text(), loaded)
     requests = []
 
     def reply(method, path, headers, body):
@@ -113,7 +87,6 @@ def test_a_run_goes_on_where_one_of_two_servers_dies_and_is_rewarded_as_by_a_fun
         if path == "/b" and requests.count("/b") > 3:
             return None  # it hangs up from its fourth request on
         body = json.loads(body)
-        loaded["reward_func"].__globals__["__file__"] = ""
         parts = [loaded["reward_func"](*([one] for one in row)) for row in zip(*body.values(), strict=True)]
         rewards, scores = ([part[name][0] for part in parts] for name in ("rewards", "scores"))
         logs = {"words": [part["extra_logs"]["words"][0] for part in parts]}
@@ -149,12 +122,6 @@ def test_with_dynamic_sampling_the_length_penalty_alone_trains_nothing():
     assert [row.advantage for row in without.rows[0]] == [0.0] * 4
     assert all(row.in_loss for row in without.rows[0])
     assert without.rows[1] == batch.rows[1]
-
-
-def test_training_stops_when_grading_fails(warm_model, tmp_path):
-    (tmp_path / "RAISE.py").write_text(FUNCTION)
-    with pytest.raises(GradingError, match=r"32 of 32 answers could not be graded \(0 timeouts, 32 errors\)"):
-        go(warm_model, tmp_path / "run", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/RAISE.py'")
 
 
 def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
