@@ -76,8 +76,7 @@ def test_the_saved_tokenizers_agree_with_the_networks(request, fixture, vocabula
 
 
 def test_a_gym_model_reads_every_printable_character(prepared_gym):
-    tokenizer = AutoTokenizer.from_pretrained(prepared_gym)
-    text = "".join(map(chr, range(32, 127))) + "\n"
+    tokenizer, text = AutoTokenizer.from_pretrained(prepared_gym), "".join(map(chr, range(32, 127))) + "\n"
     assert len(tokenizer.encode(text)) == len(text) == len(GymModel.vocabulary) - 2
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
