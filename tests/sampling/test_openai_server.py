@@ -83,18 +83,9 @@ def client(url: str, api: str = "completions", **settings: Any) -> Iterator[Serv
 
 
 def requests(n: int) -> list[Request]:
-    return [
-        Request(
-            (1, 2, 3, i),
-            2**62 + i,
-            max_tokens=100,
-            temperature=0.6,
-            top_p=0.9,
-            key=("set", i, 0),
-            messages=(("system", "be brief"), ("user", f"question {i}")),
-        )
-        for i in range(n)
-    ]
+    settings = {"max_tokens": 100, "temperature": 0.6, "top_p": 0.9}
+    messages = lambda i: (("system", "be brief"), ("user", f"question {i}"))
+    return [Request((1, 2, 3, i), 2**62 + i, key=("set", i, 0), messages=messages(i), **settings) for i in range(n)]
 
 
 def number(body: dict[str, Any]) -> int:
