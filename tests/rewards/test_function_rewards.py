@@ -50,13 +50,10 @@ def test_a_column_that_no_question_has_is_named(tmp_path):
     assert "takes solution, which is no column of the questions: add it to QuestionFile.meta" in graded.reason
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        "queries, prompts, labels, threshold", "a, b, c", "*args", "",
-        "solution_str, ground_truth, tokenizer",
-    ],
-)  # fmt: skip
+OTHERS = ("queries, prompts, labels, threshold", "a, b, c", "*args", "", "solution_str, ground_truth, tokenizer")
+
+
+@pytest.mark.parametrize("parameters", OTHERS)
 def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters):
     with pytest.raises(ValueError, match=r"reward_func\(queries, prompts, labels\), TRL's .* verl's compute_score\("):
         reward(tmp_path, f"def f({parameters}):\n    return 1.0")

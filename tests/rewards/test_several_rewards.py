@@ -207,15 +207,10 @@ def test_a_run_trains_on_several_logs_each_and_resumes_to_the_same_bits(each, wa
     assert "'rewards': {'modular_chain':" in str(shown)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        "Verifier.format = 'boxed'",
-        "Verifier.overlong_share = 0.5",
-        "DynamicSampling.max_rounds = 1",
-        "Environment.path = 'chain_calculator.py'",
-    ],
-)
+BY_THE_SUM = ("Verifier.format = 'boxed'", "Verifier.overlong_share = 0.5", "DynamicSampling.max_rounds = 1")
+
+
+@pytest.mark.parametrize("more", [*BY_THE_SUM, "Environment.path = 'chain_calculator.py'"])
 def test_what_goes_by_the_sum_is_refused_with_advantages_of_each(more, warm_model, tmp_path):
     bindings = ["Verifier.rewards = {'modular_chain': 1.0}", "GroupAdvantages.scale_by_std = True"]
     bindings += ["GroupAdvantages.of_each_reward = True", "Environment.stop = ('=',)", more]

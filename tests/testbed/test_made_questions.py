@@ -18,15 +18,6 @@ from exgrpo_orlhf.testbed.modular_chains import ModularChains
 from exgrpo_orlhf.testbed.word_problems import WordProblems
 
 
-@pytest.mark.parametrize(("made", "count"), [(ModularChains, 2000), (WordProblems, 700)])
-def test_train_and_validation_never_overlap(made, count):
-    train = {q.id for seed in range(3) for q in made(count, (3,), seed=seed).load()}
-    validation = {q.id for seed in range(3) for q in made(count // 10, (3,), seed=seed, split="validation").load()}
-    assert train.isdisjoint(validation)
-    assert len(train) > count  # other seeds draw other questions of the same split
-    assert len(validation) > count // 10
-
-
 @pytest.mark.parametrize(
     ("made", "prompt", "question_id"),
     [
