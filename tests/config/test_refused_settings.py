@@ -165,6 +165,16 @@ REFUSED = {
          "success_at = 0.5 is read by the kinds function, http, reasoning_gym"),
         (dict(kind="http", url=("http://a/b", 3)), r"url takes str \| tuple\[str, \.\.\.\] \| None, got"),
         (dict(url="http://a/b"), r"url .* got \['http://a/b'\] with Verifier\.kind = 'exact'"),
+        *((dict(rewards=wrong), "rewards has a weight for each") for wrong in ({}, {"math": True}, {"math": INF})),
+        (dict(rewards={"maths": 1.0}), "rewards: 'maths' is no kind"),
+        (dict(rewards={"math": 1.0}, success_at=0.5), "success_at = 0.5 is read by the kinds .* of math a correct"),
+        (dict(rewards={"math": 1.0}, kind="function", function="a.py"), ".* make the function one of the rewards"),
+        (dict(rewards={"math": 1.0}, success_by="brief"), "success_by .* none of Verifier.rewards: math"),
+        (dict(rewards={"a.py:f": 1.0, "b.py:f": 1.0}), ".*two rewards are called 'f'"),
+        (dict(success_by="math"), "success_by .* Verifier.rewards, which is not set"),
+        (dict(rewards={"http": 1.0}), "url"),
+        *((dict(rewards={"math": 1.0}, **more), "tool and .gets are of functions, .url of 'http': .* no such reward")
+          for more in (dict(url="http://a/b"), dict(gets="batch"))),
     ],
     Environment: [
         (dict(path="game"), "path must be the name of a .py file"),

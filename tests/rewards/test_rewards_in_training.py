@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from http_server import http_server
 from replay_builders import QUESTIONS, choices, filled, mixer, rollout, source, trajectory
 from run_builders import rows, small_bindings, train_small
 
@@ -18,20 +15,13 @@ from exgrpo_orlhf.records import RolloutGroup
 from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.replay.dynamic_sampling import DynamicSampling
 from exgrpo_orlhf.replay.store_rule import AboveMean
-from exgrpo_orlhf.rewards import Verifier, server
+from exgrpo_orlhf.rewards import Verifier
 
 BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
 FUNCTION = """
 def reward_func(queries, prompts, labels):
     return {"rewards": [float(query.endswith(f"#{label}<end>")) for query, label in zip(queries, labels)]}
 """
-EXTRA = '"scores": [float("#" in query) for query in queries], "extra_logs": {"words": [len(queries[0])]}'
-
-SIGNED = """
-def reward_func(queries, prompts, labels):
-    return [1.0 if query.endswith("#" + label + "<end>") else {wrong} for query, label in zip(queries, labels)]
-"""
-
 PROGRESS = """
 def reward_func(completions, trainer_state, **kwargs):
     return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
@@ -49,62 +39,6 @@ def test_an_evaluation_in_training_says_how_many_steps_are_made_and_planned(warm
     bindings = ["Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'", "train.eval_every = 2"]
     measured = go(warm_model, tmp_path / "run", *bindings)
     assert [row["eval/greedy_accuracy"] for row in (measured[0], measured[-1])] == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
-    """What is known and stored after the first step is what a reward of 0 leads to."""
-    tables, first = [], []
-    for wrong in (0.0, -0.5):
-        file, run = tmp_path / f"wrong_{abs(wrong)}.py", tmp_path / f"run_{abs(wrong)}"
-        file.write_text(SIGNED.format(wrong=wrong))
-        one_step = ("train.steps = 1", "train.save_every = 1")
-        first += go(warm_model, run, "Verifier.kind = 'function'", f"Verifier.function = '{file}'", *one_step)[1:]
-        replay = run / "checkpoint-1" / "replay"
-        questions, stored = (pq.read_table(replay / f"{name}.parquet") for name in ("questions", "trajectories"))
-        assert set(stored["reward"].to_pylist()) == {1.0}
-        tables.append((questions, stored.select(["question_id", "token_ids"])))
-    assert tables[0] == tables[1]
-    zero, negative = first
-    assert 0 < negative["reward/pass_at_1"] == zero["reward/pass_at_1"] == zero["reward/mean"] < 1
-    assert negative["reward/mean"] == pytest.approx(1.5 * negative["reward/pass_at_1"] - 0.5)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_where_one_of_two_servers_dies_and_is_rewarded_as_by_a_function(
-    warm_model, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(server, "_PAUSE", 0.01)
-    (tmp_path / "reward.py").write_text(FUNCTION.replace("labels)]}", f"labels)], {EXTRA}}}"))
-    loaded: dict = {}
-    exec((tmp_path / "reward.py").read_text(), loaded)
-    requests = []
-
-    def reply(method, path, headers, body):
-        if method == "GET":
-            return 405, {"connection": "close"}, ""
-        requests.append(path)
-        if path == "/b" and requests.count("/b") > 3:
-            return None  # it hangs up from its fourth request on
-        body = json.loads(body)
-        parts = [loaded["reward_func"](*([one] for one in row)) for row in zip(*body.values(), strict=True)]
-        rewards, scores = ([part[name][0] for part in parts] for name in ("rewards", "scores"))
-        logs = {"words": [part["extra_logs"]["words"][0] for part in parts]}
-        answer = json.dumps({"rewards": rewards, "scores": scores, "extra_logs": logs})
-        return 200, {"connection": "close"}, answer
-
-    with http_server(reply) as url:
-        bindings = ["Verifier.kind = 'http'", f"Verifier.url = ('{url}/a', '{url}/b')", "Verifier.timeout = 20.0"]
-        by_server = go(warm_model, tmp_path / "a", *bindings, "train.eval_every = 2")
-    own = ["Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'", "train.eval_every = 2"]
-    by_function = go(warm_model, tmp_path / "b", *own)
-    assert requests.count("/b") > 4
-    assert (tmp_path / "a" / "checkpoint-2").is_dir()
-    names = ("reward/mean", "reward/pass_at_1", "reward_log/words", "policy/loss", "eval/greedy_accuracy")
-    for name in names:
-        assert [row.get(name) for row in by_server] == [row.get(name) for row in by_function], name
-    assert [row["reward/error_share"] for row in by_server[1:]] == [0, 0]
-    assert by_server[1]["reward_log/words"] > 0
 
 
 def test_with_dynamic_sampling_the_length_penalty_alone_trains_nothing():

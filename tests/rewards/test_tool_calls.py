@@ -193,7 +193,7 @@ VERL = {
     "a dict": Case(
         VERL_HEAD + "    right = ground_truth in solution_str\n"
         "    return {'score': 1.0 if right else -1.0, 'acc': float(right), 'pred': solution_str}", [1, -1, 1, 1],
-        logs=[{"acc": acc} for acc in (1.0, 0.0, 1.0, 1.0)]),
+        logs=[{"acc": acc} for acc in (1.0, 0.0, 1.0, 1.0)], verdicts=["correct", "wrong", "correct", "correct"]),
     "a choice of its own": Case(
         "def compute_score(solution_str, ground_truth, method='strict', format_score=0.1, **kwargs):\n"
         "    return 1.0 if solution_str == ground_truth else format_score", [1, 0.1, 0.1, 0.1]),

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_builders import rows, wait_until
+from run_builders import wait_until
 from thought_builders import TAGS
 
 from exgrpo_orlhf.grader.answer import Answer
@@ -54,9 +54,7 @@ def assert_nothing_is_left_running() -> None:
         ("if __name__ == '__main__':\n    print(sum(map(int, input().split())))", SUMS, "correct"),
         ("print(3)", SUMS, "wrong"),
         ("print(sum(map(int, input().split())))\nraise SystemExit(1)", SUMS, "wrong"),
-        ("def f(x):\n    return x + 1", ASSERTS, "correct"),
         ("import numbers, math, json, re, collections\ndef f(x):\n    return x + 1", ASSERTS, "correct"),
-        ("def f(x):\n    return x + 1", {"fn_name": "f", "inputs": [[1]], "outputs": [2]}, "correct"),
         ("print(1)", {"fn_name": "f", "inputs": [1], "outputs": [1]}, "error"),
         ("print(1)", "nonsense", "error"),
         ("print(1)", "import os", "error"),
@@ -266,18 +264,6 @@ def test_the_program_is_the_last_block_with_what_the_tests_need(response, tests,
 def test_a_result_in_a_list_of_one_is_the_result_or_the_list(outputs, results, expected):
     tests = {**CALLS, "outputs": outputs}
     assert verdict(f"class Solution:\n    def add(self, a: List[int], b):\n        return {results}", tests) == expected
-
-
-@pytest.mark.slow
-def test_programs_of_public_reports_are_judged_rightly(shared_data):
-    cases = [case for case in rows(shared_data / "verdicts_reports3.jsonl") if case["kind"] == "code"]
-    metas = [{"tests": case["tests"]} if "tests" in case else {} for case in cases]
-    asked = [Question.make("test", "", case["gold"], meta) for case, meta in zip(cases, metas, strict=True)]
-    pairs = [(question, case["response"]) for question, case in zip(asked, cases, strict=True)]
-    grades = Verifier("code", timeout=30.0, memory=256).grade_all(pairs)
-    wrong = [case for case, grade in zip(cases, grades, strict=True) if grade.correct != case["correct"]]
-    assert len(cases) >= 7
-    assert wrong == []
 
 
 @pytest.mark.parametrize(("begin", "end"), TAGS)
