@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,14 +42,14 @@ def test_an_evaluation_in_training_says_how_many_steps_are_made_and_planned(warm
     assert [row["eval/greedy_accuracy"] for row in (measured[0], measured[-1])] == [0, 1]
 
 
+WRONG = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
+
+
 def test_with_dynamic_sampling_the_length_penalty_alone_trains_nothing():
     """As in DAPO, whose batches have no group of equal rewards; without dynamic sampling it counts in every group."""
     verifier = Verifier("exact", overlong_share=0.4)
-    wrong = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
-    mixed = RolloutGroup(
-        QUESTIONS[1], (rollout("correct", range(9)), *(rollout("wrong", range(n)) for n in (1, 8, 9))), False
-    )
-    completed = mixer().complete([wrong, mixed], {})
+    mixed = replace(WRONG, question=QUESTIONS[1], rollouts=(rollout("correct", range(9)), *WRONG.rollouts[:3]))
+    completed = mixer().complete([WRONG, mixed], {})
     batch = mixer().assemble(completed, GroupAdvantages(), lambda tokens: verifier.overlong_penalty(tokens, 10))
     assert DynamicSampling().masked(batch) is batch
     assert all(row.advantage for row in batch.flat_rows()[1:])
@@ -64,16 +65,15 @@ def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
     penalty = lambda tokens: verifier.overlong_penalty(tokens, 10)
     assert [penalty(tokens) for tokens in (1, 6, 7, 8, 10)] == [0, 0, -0.25, -0.5, -1]
     assert Verifier("exact").overlong_penalty(10, 10) == 0
-    wrong = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
     replayed = RolloutGroup(QUESTIONS[1], tuple(rollout("wrong", range(n)) for n in (6, 7, 8)), True)
     stored = trajectory(range(10))
-    completed = mixing.complete([wrong, replayed], choices({QUESTIONS[1].id: stored}))
+    completed = mixing.complete([WRONG, replayed], choices({QUESTIONS[1].id: stored}))
     batch = mixing.assemble(completed, GroupAdvantages(), penalty)
     expected = [[0, -0.5, -0.75, -1], [0, -0.25, -0.5, 1 - 1]]
     for members, rewards in zip(batch.rows, expected, strict=True):
         assert [row.advantage for row in members] == pytest.approx([one - sum(rewards) / 4 for one in rewards])
     assert mixing.collect(batch, [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()], 1) == []
-    assert wrong.spread == 0
+    assert WRONG.spread == 0
     plan = Plan(1, [QUESTIONS[0]], [], {})
     more = DynamicSampling(max_rounds=1).replacements(plan, completed[:1], 1, source(), filled(0))
     assert more is not None, "a group without a success is replaced"
