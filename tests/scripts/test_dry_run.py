@@ -169,17 +169,26 @@ def test_weights_that_are_not_in_the_hubs_cache_are_missing(dry_run, big_model, 
     assert lines["model"].startswith("some/model: 7,615.6 million")
 
 
-def test_what_is_wrong_is_a_line_each(dry_run, big_model, tmp_path):
-    """test_openrlhf_flags.py has the flags that are refused."""
+WRONG_FLAGS = [  # also where OpenRLHF, without which test_openrlhf_flags.py is skipped, is not installed
+    ({"train.seed": 1}, "train.seed is decided by"),
+    ({"vllm.gpu_memory_utilisation": 0.5}, "no flag 'vllm.gpu_memory_utilisation'; nearest: vllm.gpu_memory_ut"),
+    ({"train.max_tokens_per_gpu": "12288"}, "train.max_tokens_per_gpu takes int, got '12288'"),
+    *(({"vllm.num_engines": n}, f"vllm.num_engines must be at least 1, got {n}") for n in (None, 0)),
+    ({"ds.zero_stage": 4}, "ds.zero_stage must be 1, 2 or 3, got 4"),
+    ({"train.colocate_all": False}, "vllm.enable_sleep needs train.colocate_all"),
+    ({"actor.num_gpus_per_node": 6}, "train.questions_per_step = 128 must be a multiple of 6, .* 6 ranks"),
+    ({"vllm.num_engines": 4}, r"train\.colocate_all puts actors and engines on the same GPUs, .* = 8 and .* = 4"),
+]
+
+
+@pytest.mark.parametrize(("flags", "wrong"), WRONG_FLAGS)
+def test_what_is_wrong_is_a_line_each(dry_run, big_model, tmp_path, flags, wrong):
     bindings = [*paper_run(big_model, questions_file(tmp_path)), "MAX_RESPONSE_TOKENS = 20000"]
-    bindings += ["Prompts.max_tokens = 30", "OpenRLHF.more_flags = {'vllm.gpu_memory_utilisation': 0.5}"]
+    bindings += ["Prompts.max_tokens = 30", f"OpenRLHF.more_flags = {flags!r}"]
     done, _, errors = dry_run(ON_8_GPUS, bindings)
     assert done.returncode == 2
-    positions, weights, prompts, flag = errors
-    assert "16384 positions" in positions
-    assert "its weights are not there" in weights
-    assert "Prompts.max_tokens = 30" in prompts
-    assert "no flag 'vllm.gpu_memory_utilisation'; nearest: vllm.gpu_memory_ut" in flag
+    said = ("16384 positions", "its weights are not there", r"Prompts\.max_tokens = 30", wrong)
+    assert all(re.search(part, error) for error, part in zip(errors, said, strict=True)), errors
 
 
 def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_trained(
