@@ -146,20 +146,15 @@ def test_lucky_guesses_are_counted_among_replayed_rows_whose_reasoning_was_check
     assert "replay/lucky_guess_rate" not in measured(rows[2:3], logprobs[:1], logprobs[:1]), "none was checked"
 
 
-def test_an_empty_replay_set_gives_zero_everywhere():
-    """T10: no NaN."""
-    rows = [row(3), row(4)]
-    metrics = measured(rows, [[-1.0] * 3, [-2.0] * 4], [[-1.0] * 3, [-2.0] * 4], [1.0, 2.0])
-    replay = {name: value for name, value in metrics.items() if name.startswith("replay/")}
+def test_an_empty_set_of_replayed_or_of_fresh_rows_gives_zero_everywhere():
+    """T10: no NaN. ρ = 1 leaves fresh rows in every group, an engine's shard may hold none."""
+    of_fresh = measured([row(3), row(4)], [[-1.0] * 3, [-2.0] * 4], [[-1.0] * 3, [-2.0] * 4], [1.0, 2.0])
+    replay = {name: value for name, value in of_fresh.items() if name.startswith("replay/")}
     assert len(replay) == 7
     assert set(replay.values()) == {0.0}
-
-
-def test_an_empty_fresh_set_gives_zero_everywhere():
-    """T10: ρ = 1 leaves fresh rows in every group, an engine's shard may hold none."""
-    metrics = measured([row(3, stored_at=1)], [[-1.0] * 3], [[-1.5] * 3], [1.0])
-    assert {value for name, value in metrics.items() if name.startswith("policy/")} == {0.0}
-    assert all(map(math.isfinite, metrics.values()))
+    of_replayed = measured([row(3, stored_at=1)], [[-1.0] * 3], [[-1.5] * 3], [1.0])
+    assert {value for name, value in of_replayed.items() if name.startswith("policy/")} == {0.0}
+    assert all(map(math.isfinite, of_replayed.values()))
 
 
 @pytest.mark.parametrize("log_weight", [1e4, -1e4, 800.0, -800.0])
@@ -201,20 +196,15 @@ def test_reward_metrics_equal_a_plain_count():
     assert metrics["rollout/truncated_share"] == pytest.approx(2 / 8)
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "replayed", "signal"),
-    [
-        (["correct", "wrong"], False, 1),
-        (["correct", "correct"], False, 0),
-        (["wrong", "wrong"], False, 0),
-        (["correct", "timeout"], False, 0),
-        (["wrong", "wrong"], True, 1),
-        (["correct", "wrong"], True, 1),
-        (["timeout", "error"], True, 0),
-        (["wrong", "timeout"], True, 1),
-        (["correct", "correct"], True, 0),
-    ],
-)
+SIGNAL = [  # verdicts of the fresh rollouts, and whether their rewards differ
+    (["correct", "wrong"], False, 1),
+    *((verdicts, False, 0) for verdicts in (["correct", "correct"], ["wrong", "wrong"], ["correct", "timeout"])),
+    *((verdicts, True, 1) for verdicts in (["wrong", "wrong"], ["correct", "wrong"], ["wrong", "timeout"])),
+    *((verdicts, True, 0) for verdicts in (["timeout", "error"], ["correct", "correct"])),
+]
+
+
+@pytest.mark.parametrize(("verdicts", "replayed", "signal"), SIGNAL)
 def test_a_group_has_signal_if_its_rewards_differ_the_stored_success_included(verdicts, replayed, signal):
     one = group(verdicts, replayed=replayed)
     chosen = {one.question.id: trajectory()} if replayed else {}

@@ -60,9 +60,8 @@ class Package:
     def check_draw(self, buckets, n, rng, draw):
         ids = {self.question(text).id: text for members in buckets.values() for text in members}
         by_id = {accuracy: [self.question(text).id for text in members] for accuracy, members in buckets.items()}
-        assert {a: set(members) for a, members in by_id.items()} == {
-            a: set(members) for a, members in self.buffer.candidates.items()
-        }
+        candidates = {accuracy: set(members) for accuracy, members in self.buffer.candidates.items()}
+        assert {accuracy: set(members) for accuracy, members in by_id.items()} == candidates
         same = np.random.default_rng()
         same.bit_generator.state = rng.bit_generator.state
         self.replayed = draw(buckets, n, rng)
@@ -93,13 +92,10 @@ class Package:
             text: K - 1 if text in self.replayed and not self.module.COUNTS_STORED else K for text in rewards
         }
         rewards = {text: group[1 - K :] if text in self.replayed else group for text, group in rewards.items()}
+        verdicts = {text: ["correct" if one else "wrong" for one in group] for text, group in rewards.items()}
         groups = [
-            RolloutGroup(
-                self.question(text),
-                tuple(rollout("correct" if reward else "wrong") for reward in group),
-                text in self.replayed,
-            )
-            for text, group in rewards.items()
+            RolloutGroup(self.question(text), tuple(map(rollout, own)), text in self.replayed)
+            for text, own in verdicts.items()
         ]
         self.experiment.mixer.share.observe(groups, self.step)
         if self.experiment.mixer.collecting:
@@ -111,13 +107,12 @@ class Package:
             self.buffer.store([(self.question(text).id, Trajectory(ids, behaviour, 1.0, success.step))])
 
     def check_stored(self, experience):
-        stored = {self.question(text).id: successes for text, successes in experience.stored.items()}
-        assert {
-            question_id: [(one.tokens, one.step) for one in successes] for question_id, successes in stored.items()
-        } == {
-            question_id: [(tuple(one.trajectory.token_ids.tolist()), one.trajectory.step) for one in record.stored]
-            for question_id, record in self.buffer.records.items()
-            if record.stored
+        theirs = {text: [(one.tokens, one.step) for one in own] for text, own in experience.stored.items()}
+        ours = {question_id: [one.trajectory for one in own.stored] for question_id, own in self.buffer.records.items()}
+        assert {self.question(text).id: successes for text, successes in theirs.items()} == {
+            question_id: [(tuple(one.token_ids.tolist()), one.step) for one in own]
+            for question_id, own in ours.items()
+            if own
         }
 
     def loss(self, logprobs, past, advantages, replayed, mask, entropies):

@@ -90,13 +90,9 @@ def test_more_threads_than_cores_are_said_at_the_start(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("smoke", [[], ["--smoke"]], ids=["run", "smoke"])
 def test_a_folder_that_holds_a_run_or_cannot_be_made_is_refused_as_early(smoke, tmp_path):
-    def refusal(out) -> str:
-        return refused("--gin", "toy.gin", "--out", str(out), *smoke)
-
-    (tmp_path / "metrics.jsonl").touch()
-    assert "holds a run already" in refusal(tmp_path)
-    for out in (tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl" / "run"):
-        assert (
-            f"--out {out}: the run's folder cannot be made or written ({tmp_path / 'metrics.jsonl'} is not a folder)"
-            in refusal(out)
-        )
+    file = tmp_path / "metrics.jsonl"
+    file.touch()
+    no_folder = f"the run's folder cannot be made or written ({file} is not a folder)"
+    refusals = {tmp_path: "holds a run already", file: f"--out {file}: {no_folder}"}
+    for out, refusal in {**refusals, file / "run": f"--out {file / 'run'}: {no_folder}"}.items():
+        assert refusal in refused("--gin", "toy.gin", "--out", str(out), *smoke)

@@ -40,10 +40,8 @@ def test_a_models_file_is_the_papers_run(file):
     assert experiment.optimizer.learning_rate == 1e-6
     assert experiment.mixer.share.rho == 0.5
     assert (experiment.mixer.share.start_at_accuracy is None) == (file.stem == "llama3_1_8b")
-    prompts = experiment.prompts
-    assert (prompts.template, prompts.system, prompts.chat_template_from) == PROMPTS.get(
-        file.stem, ("chat", None, None)
-    )
+    prompts, expected = experiment.prompts, PROMPTS.get(file.stem, ("chat", None, None))
+    assert (prompts.template, prompts.system, prompts.chat_template_from) == expected
     assert settings.engine == "openrlhf"
     assert experiment.questions.path == experiment.validation.path == "datasets/openr1.parquet"
     assert (experiment.questions.part, experiment.validation.part) == ("train", "validation")

@@ -75,14 +75,10 @@ REFUSED = {
         (dict(rho_end=0.5, rho_steps=0), r"rho_steps must be at least 1.* got 0"),
         (dict(start_at_accuracy=1.0), r"start_at_accuracy must lie in \[0, 1\)"),
         (dict(start_at_accuracy=-0.1), "start_at_accuracy"),
-        (
-            dict(injection=LateInjection()),
-            r"injection = @LateInjection\(\) plans no .*\.rho must be 0 .* got 0\.5 and None",
-        ),
-        (
-            dict(injection=LateInjection(), rho=0, rho_end=0.5, rho_steps=3),
-            r"injection = @LateInjection\(\) .* got 0 and 0\.5",
-        ),
+        (dict(injection=LateInjection()),
+         r"injection = @LateInjection\(\) plans no .*\.rho must be 0 .* got 0\.5 and None"),
+        (dict(injection=LateInjection(), rho=0, rho_end=0.5, rho_steps=3),
+         r"injection = @LateInjection\(\) .* got 0 and 0\.5"),
         *(
             (dict(injection=wrong), r"injection must be a reference such as @Beside\(\)")
             for wrong in ("newest", Beside)
@@ -131,10 +127,8 @@ REFUSED = {
         (dict(max_weight=0.0), r"max_weight must be positive and finite, or None; got 0\.0"),
         (dict(max_weight=INF), "max_weight"),
         (dict(max_weight=NAN), "max_weight"),
-        (
-            dict(max_weight=2.0, importance_weights=False),
-            r"max_weight must be None where MixedPolicyLoss\.importance_weights = False.* got 2\.0",
-        ),
+        (dict(max_weight=2.0, importance_weights=False),
+         r"max_weight must be None where MixedPolicyLoss\.importance_weights = False.* got 2\.0"),
         (dict(clip_low=None), r"clip_low and MixedPolicyLoss\.clip_high are both"),
         (dict(clip_high=None), ".* are both numbers, or both None"),
         (dict(clip_low=1.5), r"clip_low must lie in \[0, 1\]"),
@@ -167,12 +161,20 @@ REFUSED = {
             (dict(kind="http", url=url), r"url \(an address, or a tuple of several\) must be set")
             for url in ("localhost:5000", "", ("ftp://a/b",), None)
         ),
-        (
-            dict(kind="chain_steps", success_at=0.5),
-            "success_at = 0.5 is read by the kinds function, http, reasoning_gym",
-        ),
+        (dict(kind="chain_steps", success_at=0.5),
+         "success_at = 0.5 is read by the kinds function, http, reasoning_gym"),
         (dict(kind="http", url=("http://a/b", 3)), r"url takes str \| tuple\[str, \.\.\.\] \| None, got"),
         (dict(url="http://a/b"), r"url .* got \['http://a/b'\] with Verifier\.kind = 'exact'"),
+        *((dict(rewards=wrong), "rewards has a weight for each") for wrong in ({}, {"math": True}, {"math": INF})),
+        (dict(rewards={"maths": 1.0}), "rewards: 'maths' is no kind"),
+        (dict(rewards={"math": 1.0}, success_at=0.5), "success_at = 0.5 is read by the kinds .* of math a correct"),
+        (dict(rewards={"math": 1.0}, kind="function", function="a.py"), ".* make the function one of the rewards"),
+        (dict(rewards={"math": 1.0}, success_by="brief"), "success_by .* none of Verifier.rewards: math"),
+        (dict(rewards={"a.py:f": 1.0, "b.py:f": 1.0}), ".*two rewards are called 'f'"),
+        (dict(success_by="math"), "success_by .* Verifier.rewards, which is not set"),
+        (dict(rewards={"http": 1.0}), "url"),
+        *((dict(rewards={"math": 1.0}, **more), "tool and .gets are of functions, .url of 'http': .* no such reward")
+          for more in (dict(url="http://a/b"), dict(gets="batch"))),
     ],
     Environment: [
         (dict(path="game"), "path must be the name of a .py file"),
@@ -206,10 +208,7 @@ REFUSED = {
             (dict(sources=sources), r"sources must be a tuple of references such as \(@a/QuestionFile\(\), ")
             for sources in ((), ModularChains(), ("a.jsonl",), (ModularChains,))
         ),
-        (
-            dict(sources=(ModularChains(),), weights=("1",)),
-            r"weights takes tuple\[float, \.\.\.\] .* got \('1',\)",
-        ),
+        (dict(sources=(ModularChains(),), weights=("1",)), r"weights takes tuple\[float, \.\.\.\] .* got \('1',\)"),
         (dict(sources=(ModularChains(),), seed=-1), "seed must be at least 0, got -1"),
         (dict(sources=(ModularChains(),), weights=(1, 2)), r"weights has 2 numbers for 1 QuestionMix\.sources"),
         (dict(sources=(ModularChains(),), weights=(0,)), "weights must be positive"),
@@ -262,7 +261,7 @@ REFUSED = {
         (dict(tasks={}), r"tasks must be a task's name or positive weights by name, got \{\}$"),
         (dict(tasks=3), "tasks must be a task's name or positive weights by name, got 3$"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from thought_builders import TAGS
 from verdict_suite import Suite
 
 from exgrpo_orlhf.grader import choice
@@ -22,12 +21,6 @@ SUITE = Suite(Path(__file__).with_name("choice_suite.jsonl"))
 def test_what_an_option_is_and_which_of_several_counts(category):
     """With options, the set is checked and their texts count; a sign makes another option."""
     assert SUITE.misjudged(category, choice.grade) == []
-
-
-@pytest.mark.parametrize(("begin", "end"), TAGS)
-def test_a_thought_gives_no_option(begin, end):
-    for response, verdict in ((f"{begin}The answer is A{end}B", "correct"), (f"{begin}The answer is B", "no_answer")):
-        assert choice.grade(Answer("B", response)).verdict == verdict
 
 
 def test_mmlu_pro_golds(shared_data):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from run_builders import train_command
 
 from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.questions import QuestionFile
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier, function
 
 
@@ -31,6 +30,7 @@ def reward(tmp_path: Path, source: str):
         *((text, "must return a number, got") for text in ("'1'", "b'1'", "['1']", "{'score': '1'}")),
         ("__import__('numpy').str_('1')", "must return a number, got '1'"),
         ("int('x')", "reward.py, line 2: ValueError: invalid literal"),
+        ("-2e6", "it must return rewards between ±1,000,000, got -2e+06"),
     ],
 )
 def test_what_cannot_be_a_reward_is_named(tmp_path, returned, reason):
@@ -39,33 +39,31 @@ def test_what_cannot_be_a_reward_is_named(tmp_path, returned, reason):
     assert reason in graded.reason
 
 
+def test_a_reward_that_is_a_success_but_for_the_rounding_of_float32_is_one(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("import numpy\ndef f(solution_str, ground_truth):\n    return numpy.float32(0.99999994)\n")
+    assert Verifier("function", function=f"{path}:f", workers=1).grade(Question.make("t", "", "1"), "1").correct
+
+
 def test_a_column_that_no_question_has_is_named(tmp_path):
     graded = reward(tmp_path, "def f(completions, solution):\n    return [1.0]")
     assert "takes solution, which is no column of the questions: add it to QuestionFile.meta" in graded.reason
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        "queries, prompts, labels, threshold", "a, b, c", "*args", "",
-        "solution_str, ground_truth, tokenizer",
-    ],
-)  # fmt: skip
+OTHERS = ("queries, prompts, labels, threshold", "a, b, c", "*args", "", "solution_str, ground_truth, tokenizer")
+
+
+@pytest.mark.parametrize("parameters", OTHERS)
 def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters):
     with pytest.raises(ValueError, match=r"reward_func\(queries, prompts, labels\), TRL's .* verl's compute_score\("):
         reward(tmp_path, f"def f({parameters}):\n    return 1.0")
 
 
-@pytest.mark.slow
-def test_training_with_a_reward_file_that_cannot_be_used_ends_with_status_2(tmp_path):
+def test_a_file_without_the_function_is_named(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def other(): pass")
-    bindings = ["Verifier.kind = 'function'", f"Verifier.function = '{path}'", "Tracking.enabled = False"]
-    command = train_command(tmp_path / "run", bindings, "quickstart.gin")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stderr
-    assert "defines no function 'reward_func'" in done.stderr
-    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="defines no function 'reward_func'"):
+        function.grading(str(path))
 
 
 @pytest.mark.slow

@@ -54,17 +54,10 @@ def test_a_kind_of_another_distribution_grades_here_and_in_workers(tmp_path):
     assert python(program, tmp_path).split("\n")[:3] == ["correct 7.0", "wrong 2", "correct 5.0"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"kind": "maths"}, f"Verifier.kind must be one of {LIST}"),
-        ({"kind": "maths", "rewards": {"exact": 1.0}}, f"Verifier.kind must be one of {LIST}"),
-        ({"rewards": {"maths": 1.0}}, "'maths' is no kind"),
-    ],
-)
-def test_an_unknown_kind_is_refused_with_the_names(setting, message):
-    with pytest.raises(ValueError, match=message):
-        Verifier(**setting)
+@pytest.mark.parametrize("more", [{}, {"rewards": {"exact": 1.0}}])
+def test_an_unknown_kind_is_refused_with_the_names(more):
+    with pytest.raises(ValueError, match=f"Verifier.kind must be one of {LIST}"):
+        Verifier("maths", **more)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from signal import SIGKILL
 
 import numpy as np
 import pytest
@@ -232,23 +231,6 @@ def test_a_grader_that_cannot_be_loaded_ends_it_before_all_groups_have_come(func
     with pytest.raises(GradingError, match="ZeroDivisionError"):
         broken.grade_groups(coming(), lambda _, several: ["42"] * len(several))
     assert time.monotonic() < end
-
-
-def test_an_answer_whose_process_is_killed_from_outside_is_tried_again(function):
-    pool = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 515}, 5.0, 1)
-
-    def forks():
-        return {*processes('"memory": 515')} - {pool.server._process.pid}
-
-    grade(pool, ["p:42"])
-    for answers in ([], ["p:42", "p:nap 42", "p:42"]):  # between two chunks, and within one
-        with ThreadPoolExecutor(1) as threads:
-            grades = threads.submit(grade, pool, answers)
-            time.sleep(0.4)
-            wait_until(lambda: len(forks()) == 1)  # a new one takes its time on a busy machine
-            os.kill(*forks(), SIGKILL)
-            assert [graded.verdict for graded in grades.result()] == ["correct"] * len(answers)
-    pool.close()
 
 
 def test_closing_ends_all_processes_and_waiting_callers(function):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from http_server import http_server
 from replay_builders import QUESTIONS, choices, filled, mixer, rollout, source, trajectory
 from run_builders import rows, small_bindings, train_small
 
@@ -19,22 +17,13 @@ from exgrpo_orlhf.replay import Plan
 from exgrpo_orlhf.replay.difficulty import spread_of
 from exgrpo_orlhf.replay.plan import DynamicSampling
 from exgrpo_orlhf.replay.store_rule import AboveMean
-from exgrpo_orlhf.rewards import GradingError, Verifier, server
+from exgrpo_orlhf.rewards import Verifier
 
 BINDINGS = ("train.steps = 2", "train.eval_every = None", "train.save_every = 2", "Verifier.timeout = 5.0")
 FUNCTION = """
 def reward_func(queries, prompts, labels):
-    if "RAISE" in __file__:
-        raise RuntimeError("always")
     return {"rewards": [float(query.endswith(f"#{label}<end>")) for query, label in zip(queries, labels)]}
 """
-EXTRA = '"scores": [float("#" in query) for query in queries], "extra_logs": {"words": [len(queries[0])]}'
-
-SIGNED = """
-def reward_func(queries, prompts, labels):
-    return [1.0 if query.endswith("#" + label + "<end>") else {wrong} for query, label in zip(queries, labels)]
-"""
-
 PROGRESS = """
 def reward_func(completions, trainer_state, **kwargs):
     return [trainer_state.global_step / trainer_state.max_steps] * len(completions)
@@ -54,95 +43,14 @@ def test_an_evaluation_in_training_says_how_many_steps_are_made_and_planned(warm
     assert [row["eval/greedy_accuracy"] for row in (measured[0], measured[-1])] == [0, 1]
 
 
-@pytest.mark.slow
-def test_a_negative_reward_is_a_wrong_answer(warm_model, tmp_path):
-    """What is known and stored after the first step is what a reward of 0 leads to."""
-    tables, first = [], []
-    for wrong in (0.0, -0.5):
-        file, run = tmp_path / f"wrong_{abs(wrong)}.py", tmp_path / f"run_{abs(wrong)}"
-        file.write_text(SIGNED.format(wrong=wrong))
-        one_step = ("train.steps = 1", "train.save_every = 1")
-        first += go(warm_model, run, "Verifier.kind = 'function'", f"Verifier.function = '{file}'", *one_step)[1:]
-        replay = run / "checkpoint-1" / "replay"
-        questions, stored = (pq.read_table(replay / f"{name}.parquet") for name in ("questions", "trajectories"))
-        assert set(stored["reward"].to_pylist()) == {1.0}
-        tables.append((questions, stored.select(["question_id", "token_ids"])))
-    assert tables[0] == tables[1]
-    zero, negative = first
-    assert 0 < negative["reward/pass_at_1"] == zero["reward/pass_at_1"] == zero["reward/mean"] < 1
-    assert negative["reward/mean"] == pytest.approx(1.5 * negative["reward/pass_at_1"] - 0.5)
-
-
-NEARLY = """
-import numpy as np
-
-def reward_func(queries, prompts, labels):
-    nearly = float(np.float32(0.99999994))
-    return [nearly if query.endswith(f"#{label}<end>") else LARGE for query, label in zip(queries, labels)]
-"""
-
-
-@pytest.mark.slow
-def test_a_reward_just_below_a_success_is_one_and_one_beyond_a_million_is_an_error_of_its_file(
-    warm_model, tmp_path, caplog
-):
-    (tmp_path / "nearly.py").write_text(NEARLY.replace("LARGE", "0.0"))
-    (tmp_path / "large.py").write_text(NEARLY.replace("LARGE", "-2e6"))
-    kind = "Verifier.kind = 'function'"
-    nearly = go(warm_model, tmp_path / "a", kind, f"Verifier.function = '{tmp_path}/nearly.py'")
-    plain = go(warm_model, tmp_path / "b", "Verifier.kind = 'modular_chain'")
-    assert nearly[1]["reward/pass_at_1"] == plain[1]["reward/pass_at_1"] > 0
-    with pytest.raises(GradingError, match="could not be graded"):
-        go(warm_model, tmp_path / "c", kind, f"Verifier.function = '{tmp_path}/large.py'")
-    assert "large.py, line 4: it must return rewards between ±1,000,000, got -2e+06" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_where_one_of_two_servers_dies_and_is_rewarded_as_by_a_function(
-    warm_model, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(server, "_PAUSE", 0.01)
-    (tmp_path / "reward.py").write_text(FUNCTION.replace("labels)]}", f"labels)], {EXTRA}}}"))
-    loaded: dict = {}
-    exec((tmp_path / "reward.py").read_text(), loaded | {"__file__": ""}, loaded)
-    requests = []
-
-    def reply(method, path, headers, body):
-        if method == "GET":
-            return 405, {"connection": "close"}, ""
-        requests.append(path)
-        if path == "/b" and requests.count("/b") > 3:
-            return None  # it hangs up from its fourth request on
-        body = json.loads(body)
-        loaded["reward_func"].__globals__["__file__"] = ""
-        parts = [loaded["reward_func"](*([one] for one in row)) for row in zip(*body.values(), strict=True)]
-        rewards, scores = ([part[name][0] for part in parts] for name in ("rewards", "scores"))
-        logs = {"words": [part["extra_logs"]["words"][0] for part in parts]}
-        answer = json.dumps({"rewards": rewards, "scores": scores, "extra_logs": logs})
-        return 200, {"connection": "close"}, answer
-
-    with http_server(reply) as url:
-        bindings = ["Verifier.kind = 'http'", f"Verifier.url = ('{url}/a', '{url}/b')", "Verifier.timeout = 20.0"]
-        by_server = go(warm_model, tmp_path / "a", *bindings, "train.eval_every = 2")
-    own = ["Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/reward.py'", "train.eval_every = 2"]
-    by_function = go(warm_model, tmp_path / "b", *own)
-    assert requests.count("/b") > 4
-    assert (tmp_path / "a" / "checkpoint-2").is_dir()
-    names = ("reward/mean", "reward/pass_at_1", "reward_log/words", "policy/loss", "eval/greedy_accuracy")
-    for name in names:
-        assert [row.get(name) for row in by_server] == [row.get(name) for row in by_function], name
-    assert [row["reward/error_share"] for row in by_server[1:]] == [0, 0]
-    assert by_server[1]["reward_log/words"] > 0
+WRONG = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
 
 
 def test_with_dynamic_sampling_the_length_penalty_alone_trains_nothing():
     """As in DAPO, whose batches have no group of equal rewards; without dynamic sampling it counts in every group."""
     verifier = Verifier("exact", overlong_share=0.4)
-    wrong = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
-    mixed = RolloutGroup(
-        QUESTIONS[1], (rollout("correct", range(9)), *(rollout("wrong", range(n)) for n in (1, 8, 9))), False
-    )
-    completed = mixer().complete([wrong, mixed], {})
+    mixed = replace(WRONG, question=QUESTIONS[1], rollouts=(rollout("correct", range(9)), *WRONG.rollouts[:3]))
+    completed = mixer().complete([WRONG, mixed], {})
     batch = mixer().assemble(completed, GroupAdvantages(), lambda tokens: verifier.overlong_penalty(tokens, 10))
     assert DynamicSampling().masked(batch) is batch
     assert all(row.advantage for row in batch.flat_rows()[1:])
@@ -152,28 +60,21 @@ def test_with_dynamic_sampling_the_length_penalty_alone_trains_nothing():
     assert without.rows[1] == batch.rows[1]
 
 
-def test_training_stops_when_grading_fails(warm_model, tmp_path):
-    (tmp_path / "RAISE.py").write_text(FUNCTION)
-    with pytest.raises(GradingError, match=r"32 of 32 answers could not be graded \(0 timeouts, 32 errors\)"):
-        go(warm_model, tmp_path / "run", "Verifier.kind = 'function'", f"Verifier.function = '{tmp_path}/RAISE.py'")
-
-
 def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
     """DAPO, equation 13, with L_max = 10 and L_cache = 4; a stored success of 10 tokens is a row as any other."""
     verifier, mixing = Verifier("exact", overlong_share=0.4), mixer(store_rule=AboveMean())
     penalty = lambda tokens: verifier.overlong_penalty(tokens, 10)
     assert [penalty(tokens) for tokens in (1, 6, 7, 8, 10)] == [0, 0, -0.25, -0.5, -1]
     assert Verifier("exact").overlong_penalty(10, 10) == 0
-    wrong = RolloutGroup(QUESTIONS[0], tuple(rollout("wrong", range(n)) for n in (1, 8, 9, 10)), False)
     replayed = RolloutGroup(QUESTIONS[1], tuple(rollout("wrong", range(n)) for n in (6, 7, 8)), True)
     stored = trajectory(range(10))
-    completed = mixing.complete([wrong, replayed], choices({QUESTIONS[1].id: stored}))
+    completed = mixing.complete([WRONG, replayed], choices({QUESTIONS[1].id: stored}))
     batch = mixing.assemble(completed, GroupAdvantages(), penalty)
     expected = [[0, -0.5, -0.75, -1], [0, -0.25, -0.5, 1 - 1]]
     for members, rewards in zip(batch.rows, expected, strict=True):
         assert [row.advantage for row in members] == pytest.approx([one - sum(rewards) / 4 for one in rewards])
     assert mixing.collect(batch, [np.zeros(len(row.token_ids), np.float32) for row in batch.flat_rows()], 1) == []
-    assert spread_of(wrong) == 0
+    assert spread_of(WRONG) == 0
     plan = Plan(1, [QUESTIONS[0]], [], {})
     more = DynamicSampling(max_rounds=1).replacements(plan, completed[:1], 1, source(), filled(0))
     assert more is not None, "a group without a success is replaced"

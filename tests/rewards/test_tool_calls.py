@@ -193,7 +193,7 @@ VERL = {
     "a dict": Case(
         VERL_HEAD + "    right = ground_truth in solution_str\n"
         "    return {'score': 1.0 if right else -1.0, 'acc': float(right), 'pred': solution_str}", [1, -1, 1, 1],
-        logs=[{"acc": acc} for acc in (1.0, 0.0, 1.0, 1.0)]),
+        logs=[{"acc": acc} for acc in (1.0, 0.0, 1.0, 1.0)], verdicts=["correct", "wrong", "correct", "correct"]),
     "a choice of its own": Case(
         "def compute_score(solution_str, ground_truth, method='strict', format_score=0.1, **kwargs):\n"
         "    return 1.0 if solution_str == ground_truth else format_score", [1, 0.1, 0.1, 0.1]),
@@ -251,10 +251,8 @@ each_function = pytest.mark.parametrize(
 
 def file_of(tool: str, case: Case, folder: Path) -> str:
     (folder / "reward.py").write_text((OPENRLHF_HEAD if tool == "openrlhf" else "") + case.source)
-    name = re.findall(r"^(?:async def |def |)(\w+)(?:\(| = \w+\()", (folder / "reward.py").read_text(), re.MULTILINE)[
-        -1
-    ]
-    return f"{folder}/reward.py:{name}"
+    names = re.findall(r"^(?:async def |def |)(\w+)(?:\(| = \w+\()", (folder / "reward.py").read_text(), re.MULTILINE)
+    return f"{folder}/reward.py:{names[-1]}"
 
 
 class PoolHere(Pool):
@@ -271,6 +269,20 @@ class PoolHere(Pool):
         for future, each in zip(futures, graded, strict=True):
             future.set_result(each)
         return futures
+
+
+@pytest.fixture
+def function_of(tmp_path):
+    """A verifier of the last function in this source. more: its settings"""
+
+    def of(source: str, **more: Any) -> Verifier:
+        return Verifier("function", file_of("", Case(source, []), tmp_path), **more)
+
+    return of
+
+
+def questions(count: int) -> list[Question]:
+    return [Question.make("t", f"{i}?", "5") for i in range(count)]
 
 
 @pytest.fixture
@@ -357,24 +369,19 @@ RANKS, SHORTEST = TRL["ranks in the group"].source, TRL["the shortest of the gro
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_trls_get_a_group_or_as_in_trl_the_whole_batch(tmp_path, source, gets, expected):
-    (tmp_path / "reward.py").write_text(source)
-    questions = [Question.make("t", f"{i}?", "5") for i in range(2)]
-    texts = [("5", "seven"), ("eleven", "33")]
-    verifier = Verifier("function", f"{tmp_path}/reward.py:f", gets=gets)
-    pairs = [(question, text) for question, own in zip(questions, texts, strict=True) for text in own]
+def test_trls_get_a_group_or_as_in_trl_the_whole_batch(function_of, source, gets, expected):
+    verifier = function_of(source, gets=gets)
+    texts = [*zip(questions(2), [("5", "seven"), ("eleven", "33")], strict=True)]
+    pairs = [(question, text) for question, own in texts for text in own]
     assert [grade.reward for grade in verifier.grade_all(pairs)] == expected
     check_or_skip("trl")
-    batch = [
-        [verifier.as_answer(question, Written(text)) for text in own]
-        for question, own in zip(questions, texts, strict=True)
-    ]
+    batch = [[verifier.as_answer(question, Written(text)) for text in own] for question, own in texts]
     assert [reward for reward, _ in rewards_of("trl", verifier.function, [batch], gets)] == expected
 
 
-def test_an_async_function_keeps_what_belongs_to_its_event_loop(tmp_path):
+def test_an_async_function_keeps_what_belongs_to_its_event_loop(function_of):
     """Such as a client with open connections: it is made at the first call, and used at the next ones."""
-    (tmp_path / "reward.py").write_text(
+    verifier = function_of(
         "import asyncio\nKEPT = []\nasync def f(completions, **_):\n"
         "    loop = asyncio.get_running_loop()\n"
         "    if not KEPT:\n        KEPT.append((loop, asyncio.Queue(), asyncio.Event()))\n"
@@ -383,24 +390,20 @@ def test_an_async_function_keeps_what_belongs_to_its_event_loop(tmp_path):
         "    await event.wait()\n    event.clear()\n"
         "    await queue.put(1)\n    return [float(loop is made) + queue.qsize()] * len(completions)\n"
     )
-    verifier = Verifier("function", f"{tmp_path}/reward.py:f")
-    asked = [(Question.make("t", f"{i}?", "5"), "5") for i in range(3)]
-    assert [grade.reward for grade in verifier.grade_all(asked)] == [2, 3, 4]
+    assert [grade.reward for grade in verifier.grade_all([(one, "5") for one in questions(3)])] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(("gets", "sizes"), [(None, [3, 3, 3]), ("group", [2, 2, 1])])
 @pytest.mark.usefixtures("here")
-def test_verls_batch_managers_get_a_step_at_a_time_or_a_group(gets, sizes, tmp_path):
-    path = tmp_path / "reward.py"
-    path.write_text(
+def test_verls_batch_managers_get_a_step_at_a_time_or_a_group(gets, sizes, function_of):
+    verifier = function_of(
         "def scores(data_sources, solution_strs, ground_truths, extra_infos):\n"
         "    assert len(data_sources) == len(ground_truths) == len(extra_infos)\n"
-        "    return [{'score': len(solution_strs), 'n': i} for i in range(len(solution_strs))]\n"
+        "    return [{'score': len(solution_strs), 'n': i} for i in range(len(solution_strs))]\n",
+        gets=gets,
     )
-    a, b = (Question.make("t", f"{i}?", "5") for i in range(2))
-    verifier = Verifier("function", f"{path}:scores", gets=gets)
-    grades = verifier.grade_all([(a, "5"), (a, "6"), (b, "5")])
-    assert [grade.reward for grade in grades] == sizes
+    a, b = questions(2)
+    assert [grade.reward for grade in verifier.grade_all([(a, "5"), (a, "6"), (b, "5")])] == sizes
 
 
 @pytest.mark.parametrize(
@@ -414,35 +417,27 @@ def test_verls_batch_managers_get_a_step_at_a_time_or_a_group(gets, sizes, tmp_p
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_where_names_do_not_tell_the_tool_a_function_is_called_as_the_bound_tool_calls_it(tmp_path, tool, source):
-    (tmp_path / "reward.py").write_text(source)
+def test_where_names_do_not_tell_the_tool_a_function_is_called_as_the_bound_tool_calls_it(function_of, tool, source):
     question = Question.make("t", "2+3?", "5", {"gold": "5", "queries": "5"})
     with pytest.raises(ValueError, match="accepted are"):
-        Verifier("function", f"{tmp_path}/reward.py:f").grade(question, "5")
-    grades = Verifier("function", f"{tmp_path}/reward.py:f", tool=tool).grade_all([(question, "5"), (question, "6")])
+        function_of(source).grade(question, "5")
+    grades = function_of(source, tool=tool).grade_all([(question, "5"), (question, "6")])
     assert [grade.reward for grade in grades] == [1, 0]
 
 
-def test_what_a_function_keeps_between_its_calls_is_kept_and_a_module_beside_it_is_found(tmp_path):
+def test_what_a_function_keeps_between_its_calls_is_kept_and_a_module_beside_it_is_found(tmp_path, function_of):
     (tmp_path / "a_helper.py").write_text("def seen(found=[]):\n    found.append(1)\n    return len(found)\n")
-    (tmp_path / "reward.py").write_text(
-        "from a_helper import seen\ndef reward_func(queries, prompts, labels):\n    return {'rewards': [seen()]}\n"
-    )
-    verifier = Verifier("function", f"{tmp_path}/reward.py")
-    asked = [(Question.make("t", f"{i}?", "5"), "5") for i in range(20)]
+    call = "from a_helper import seen\ndef f(queries, prompts, labels):\n    return {'rewards': [seen()]}\n"
+    verifier, asked = function_of(call), [(one, "5") for one in questions(20)]
     grades = verifier.grade_all(asked) + verifier.grade_all(asked)
     assert [grade.reward for grade in grades] == list(range(1, 41))
 
 
 @pytest.mark.slow
-def test_a_group_on_which_a_function_hangs_has_no_rewards_and_the_others_have_theirs(tmp_path, caplog):
-    path = tmp_path / "reward.py"
-    path.write_text(
-        "import time\ndef f(completions, **_):\n    while 'spin' in completions: time.sleep(0.01)\n"
-        "    return [1.0] * len(completions)\n"
-    )
-    a, b = (Question.make("t", f"{i}?", "5") for i in range(2))
-    verifier = Verifier("function", f"{path}:f", timeout=3.0, max_failed_share=1.0)
+def test_a_group_on_which_a_function_hangs_has_no_rewards_and_the_others_have_theirs(function_of, caplog):
+    spins = "    while 'spin' in completions: time.sleep(0.01)\n    return [1.0] * len(completions)\n"
+    verifier = function_of(f"import time\ndef f(completions, **_):\n{spins}", timeout=3.0, max_failed_share=1.0)
+    a, b = questions(2)
     grades = verifier.grade_all([(a, "5"), (a, "spin"), (b, "5")])
     assert [grade.verdict for grade in grades] == ["timeout", "timeout", "correct"]
     assert "no answer within 6 s" in caplog.text, "three seconds for each of two"

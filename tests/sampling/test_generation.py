@@ -166,23 +166,21 @@ def test_an_impossible_first_token_of_a_block_is_not_chosen_at_the_border_of_two
             assert logits.gather(1, sample(logits, 1.0, one)[:, None]).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("begin", "computed", "ends", "temperature"),
-    [
-        (1, CHECK_EVERY, [], None),
-        (1, CHECK_EVERY, [], 1.0),
-        (3, CHECK_EVERY, [], None),
-        (CHECK_EVERY, CHECK_EVERY, [], None),
-        (CHECK_EVERY + 1, 2 * CHECK_EVERY, [], None),
-        (2 * CHECK_EVERY + 2, 2 * CHECK_EVERY + 6, [], None),
-        (3, 3, [0], None),
-    ],
-    ids=["at once", "sampled", "early", "at a look", "after a look", "near the end", "where the row ends"],
-)
-def test_logits_that_are_not_finite_are_named_by_token_before_a_response_is_returned(
-    begin, computed, ends, temperature
-):
+NOT_FINITE = {  # from which token on, how many are computed until it is noticed, what ends a row, temperature
+    "at once": (1, CHECK_EVERY, [], None),
+    "sampled": (1, CHECK_EVERY, [], 1.0),
+    "early": (3, CHECK_EVERY, [], None),
+    "at a look": (CHECK_EVERY, CHECK_EVERY, [], None),
+    "after a look": (CHECK_EVERY + 1, 2 * CHECK_EVERY, [], None),
+    "near the end": (2 * CHECK_EVERY + 2, 2 * CHECK_EVERY + 6, [], None),
+    "where the row ends": (3, 3, [0], None),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_logits_that_are_not_finite_are_named_by_token_before_a_response_is_returned(name):
     """In the case 'where the row ends' the argmax of NaN logits is token 0, which ends the row."""
+    begin, computed, ends, temperature = NOT_FINITE[name]
     model, forwarded = random_model(Qwen2Config(**{**SMALL, "max_position_embeddings": 256})), []
 
     def overflow(module, args, logits):
@@ -250,13 +248,8 @@ def test_a_model_whose_positions_are_shifted_by_padding_is_refused(monkeypatch):
     forward = model.forward
 
     def without_positions(input_ids, attention_mask=None, past_key_values=None, use_cache=None, logits_to_keep=0):
-        return forward(
-            input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            logits_to_keep=logits_to_keep,
-        )
+        kept = {"past_key_values": past_key_values, "use_cache": use_cache, "logits_to_keep": logits_to_keep}
+        return forward(input_ids, attention_mask=attention_mask, **kept)
 
     monkeypatch.setattr(model, "forward", without_positions)
     with pytest.raises(ValueError, match=r"rows of a batch, .* do not have the logits .*\(they differ\)"):
@@ -283,13 +276,7 @@ def test_top_p_keeps_the_most_probable_tokens_that_together_reach_it():
     probabilities = torch.tensor([0.05, 0.4, 0.15, 0.3, 0.1])
     uniform = torch.rand(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logits = probabilities.log().expand(len(uniform), -1)
-    for top_p, kept in (
-        (0.39, [1]),
-        (0.41, [1, 3]),
-        (0.75, [1, 2, 3]),
-        (0.96, [0, 1, 2, 3, 4]),
-        (1.0, [0, 1, 2, 3, 4]),
-    ):
+    for top_p, kept in ((0.39, [1]), (0.41, [1, 3]), (0.75, [1, 2, 3]), (0.96, [*range(5)]), (1.0, [*range(5)])):
         drawn = torch.bincount(sample(logits, 1.0, uniform, top_p), minlength=5) / len(uniform)
         expected = torch.zeros(5)
         expected[kept] = probabilities[kept] / probabilities[kept].sum()

@@ -53,17 +53,10 @@ class Engine:
 
     def _generate(self, prompt, params) -> Answer:
         self.requests.append((prompt, params))
-        outputs = [
-            CompletionOutput(
-                index=i,
-                text="",
-                token_ids=[7] * (i + 1),
-                cumulative_logprob=None,
-                logprobs=[{7: Logprob(-0.5 * i), 8: Logprob(-9.0)}] * (i + 1),
-                finish_reason="stop",
-            )
-            for i in reversed(range(params.n))
-        ]
+        outputs = []
+        for i in reversed(range(params.n)):
+            logprobs = [{7: Logprob(-0.5 * i), 8: Logprob(-9.0)}] * (i + 1)
+            outputs.append(CompletionOutput(i, "", [7] * (i + 1), None, logprobs, finish_reason="stop"))
         for output in outputs:
             self.change(output)
         return Answer(outputs)
@@ -120,32 +113,38 @@ def test_a_request_goes_to_the_engine_with_the_fewest_responses_to_generate(with
     assert [params.n for _, params in second.requests] == [1] * 8
 
 
+def ended_by(reason):
+    return Engine(lambda response: vars(response).update(finish_reason=reason))
+
+
+def without_one() -> Engine:
+    engine = Engine()
+    engine.generate.remote = lambda prompt, params: Answer(engine._generate(prompt, params).outputs[1:])
+    return engine
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"finish_reason": "abort"}, "vLLM engine 0 ended it by 'abort'"),
-        ({"finish_reason": None}, "vLLM engine 0 ended it by None"),
-    ],
+    ("engine", "message"),
+    [(ended_by(reason), f"vLLM engine 0 ended it by {reason!r}") for reason in ("abort", None)]
+    + [(without_one(), "vLLM engine 0 gave 1 of 2 responses")],
 )
-def test_a_response_that_did_not_end_is_an_error_and_the_other_requests_are_cancelled(without_ray, change, message):
-    engine = Engine(lambda response: vars(response).update(change))
+def test_a_response_that_did_not_end_or_come_is_an_error_and_all_requests_are_cancelled(without_ray, engine, message):
     with pytest.raises(EngineLost, match=message):
-        sampled([engine], [ask([3], 1, i) for i in range(3)])
+        sampled([engine], [ask([3], 2, i) for i in range(3)])
     assert len(without_ray) == 3, "the one that has ended too"
 
 
-def test_missing_responses_are_an_error(without_ray):
-    engine = Engine()
-    engine.generate.remote = lambda prompt, params: Answer(engine._generate(prompt, params).outputs[1:])
-    with pytest.raises(EngineLost, match="vLLM engine 0 gave 1 of 2 responses"):
-        sampled([engine], [ask([3], 2, 0)])
-
-
-def test_an_engine_that_does_not_answer_is_lost(without_ray, monkeypatch):
+@pytest.fixture
+def silent(without_ray, monkeypatch) -> list:
+    """No engine answers. Returns the requests that were cancelled."""
     monkeypatch.setattr(ray_engines.ray, "wait", lambda references, num_returns, timeout: ([], references))
+    return without_ray
+
+
+def test_an_engine_that_does_not_answer_is_lost(silent):
     with pytest.raises(EngineLost, match=r"vLLM engine 0, 1: no answer for 200 s \(OpenRLHF\.timeout\)"):
         sampled([Engine(), Engine()], [ask([3], 1, i) for i in range(2)])
-    assert len(without_ray) == 2
+    assert len(silent) == 2
 
 
 @pytest.fixture
@@ -196,14 +195,13 @@ def test_a_turn_of_an_episode_is_a_request_for_what_is_left_of_it(without_ray, p
         assert params.detokenize
 
 
-def test_an_engine_that_does_not_answer_to_a_turn_is_lost(without_ray, monkeypatch, player):
-    monkeypatch.setattr(ray_engines.ray, "wait", lambda references, num_returns, timeout: ([], references))
+def test_an_engine_that_does_not_answer_to_a_turn_is_lost(silent, player):
     with (
         player.episodes(CHAINS, [1, 2, 3]) as plays,
         pytest.raises(EngineLost, match=r"vLLM engine 0: no answer for 0 s \(OpenRLHF\.timeout\)"),
     ):
         list(turns(sampler([Engine()], timeout=0.2), plays, ask((), 1, 0)))
-    assert without_ray, "what was sent is cancelled"
+    assert silent, "what was sent is cancelled"
 
 
 # -- with Ray ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,9 +94,11 @@ def test_a_response_ends_with_its_end_token_or_at_its_limit_also_after_a_caller_
     assert ["stop", False] not in findings["loop"]["ends"]
 
 
-def straight_and_killed(model: Path, folder: Path) -> tuple[Path, Path]:
-    straight, killed = folder / "straight", folder / "killed"
-    words = bindings(model, [*MIXED_PHASE, BY_VLLM])
+@pytest.mark.slow
+@needs_vllm
+def test_a_killed_run_resumes_and_ends_as_an_undisturbed_one(warm_model, tmp_path):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    words = bindings(warm_model, [*MIXED_PHASE, BY_VLLM])
     assert python(*train_command(straight, words)[1:]).returncode == 0
     process = subprocess.Popen(train_command(killed, words), env=environment(), stdout=subprocess.DEVNULL)
     wait_until(lambda: len(rows_so_far(killed)) > 5, process=process)
@@ -105,13 +106,6 @@ def straight_and_killed(model: Path, folder: Path) -> tuple[Path, Path]:
     process.wait()
     assert STEPS not in checkpoints.find(killed)
     assert python(*train_command(killed, words)[1:], "--resume").returncode == 0
-    return straight, killed
-
-
-@pytest.mark.slow
-@needs_vllm
-def test_a_killed_run_resumes_and_ends_as_an_undisturbed_one(warm_model, tmp_path):
-    straight, killed = straight_and_killed(warm_model, tmp_path)
     assert_same_ending(killed, straight)
     assert all(row["rollout/logprob_gap"] < 1e-4 for row in rows(straight)[1:])
     assert {"eval/greedy_accuracy"} <= rows(straight)[-1].keys()

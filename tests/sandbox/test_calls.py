@@ -103,16 +103,14 @@ def test_any_other_assertion_is_refused_with_its_line(line):
 
 @pytest.mark.usefixtures("needs_sandbox")
 def test_a_question_is_refused_before_anything_is_generated():
-    questions = [
-        Question.make("set", f"Write f, {i}.", "", {"tests": test})
-        for i, test in enumerate(("assert f(1) == 2", "assert f(1)"))
-    ]
+    right, wrong = (
+        Question.make("set", "Write f.", "", {"tests": test}) for test in ("assert f(1) == 2", "assert f(1)")
+    )
     verifier = Verifier("code", memory=256)
-    verifier.check_questions(questions[:1])
-    with pytest.raises(
-        ValueError, match=r"'Write f, 1\.' of 'set', .* = 'code': line 1 of the tests cannot be read: assert f\(1\);"
-    ):
-        verifier.check_questions(questions)
+    verifier.check_questions([right])
+    message = r"'Write f\.' of 'set', .* = 'code': line 1 of the tests cannot be read: assert f\(1\);"
+    with pytest.raises(ValueError, match=message):
+        verifier.check_questions([right, wrong])
 
 
 @pytest.mark.parametrize(

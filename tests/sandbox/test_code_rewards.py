@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_builders import rows, wait_until
+from run_builders import wait_until
 from thought_builders import TAGS
 
 from exgrpo_orlhf.grader.answer import Answer
@@ -54,9 +54,7 @@ def assert_nothing_is_left_running() -> None:
         ("if __name__ == '__main__':\n    print(sum(map(int, input().split())))", SUMS, "correct"),
         ("print(3)", SUMS, "wrong"),
         ("print(sum(map(int, input().split())))\nraise SystemExit(1)", SUMS, "wrong"),
-        ("def f(x):\n    return x + 1", ASSERTS, "correct"),
         ("import numbers, math, json, re, collections\ndef f(x):\n    return x + 1", ASSERTS, "correct"),
-        ("def f(x):\n    return x + 1", {"fn_name": "f", "inputs": [[1]], "outputs": [2]}, "correct"),
         ("print(1)", {"fn_name": "f", "inputs": [1], "outputs": [1]}, "error"),
         ("print(1)", "nonsense", "error"),
         ("print(1)", "import os", "error"),
@@ -69,22 +67,19 @@ def test_all_tests_must_pass(program, tests, expected):
     assert verdict(program, tests) == expected
 
 
-@pytest.mark.parametrize(
-    ("expected", "right", "wrong"),
-    [
-        ("0.333333333333", ("0.333333", "0.33333333333333", "3.33333333e-1"), ("0.3333", "0.333333a", "1/3")),
-        ("3", ("3.0", "3.000"), ("3.0000001", "03", "4", "3 3")),
-        ("3.0 yes", ("3 yes",), ("3 no", "3")),
-        ("011", ("011",), ("11", "11.0")),
-        ("100000000000000000001", ("100000000000000000001.0",), ("100000000000000000000", "1e20")),
-        (
-            "1 2\n0.5",
-            ("1 2.0\n0.5", "1 2\n0.50", "\n 1  2 \n\t0.5\n\n", "1\t2\r\n0.5"),
-            ("1 2\n\n0.5", "1\n2\n0.5", "1 2 0.5"),
-        ),
-        ("nan", ("nan",), ("NaN", "0.0")),
-    ],
-)
+PRINTED = [  # what a test expects, what is the same, what is not
+    ("0.333333333333", ("0.333333", "0.33333333333333", "3.33333333e-1"), ("0.3333", "0.333333a", "1/3")),
+    ("3", ("3.0", "3.000"), ("3.0000001", "03", "4", "3 3")),
+    ("3.0 yes", ("3 yes",), ("3 no", "3")),
+    ("011", ("011",), ("11", "11.0")),
+    ("100000000000000000001", ("100000000000000000001.0",), ("100000000000000000000", "1e20")),
+    ("1 2\n0.5", ("1 2.0\n0.5", "1 2\n0.50", "\n 1  2 \n\t0.5\n\n", "1\t2\r\n0.5"),
+     ("1 2\n\n0.5", "1\n2\n0.5", "1 2 0.5")),
+    ("nan", ("nan",), ("NaN", "0.0")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "right", "wrong"), PRINTED)
 def test_printed_numbers_are_compared_as_public_judges_compare(expected, right, wrong):
     for verdict_, outputs in (("correct", right), ("wrong", wrong)):
         tests = {"inputs": [""], "outputs": [expected]}
@@ -92,13 +87,11 @@ def test_printed_numbers_are_compared_as_public_judges_compare(expected, right, 
 
 
 def test_integers_may_have_more_digits_than_python_s_limit():
-    digits = "1" + "0" * 9_999
+    digits, power = "1" + "0" * 9_999, "def f(n): return 10**n"
     assert verdict("print(10**9999)", {"inputs": [""], "outputs": [digits]}) == "correct"
     assert verdict("print(10**9999 + 1)", {"inputs": [""], "outputs": [digits]}) == "wrong"
-    assert verdict("def f(n): return 10**n", f"assert f(9999) == {digits}") == "correct"
-    assert (
-        verdict("def f(n): return 10**n", {"fn_name": "f", "inputs": [[9999]], "outputs": [int(digits)]}) == "correct"
-    )
+    assert verdict(power, f"assert f(9999) == {digits}") == "correct"
+    assert verdict(power, {"fn_name": "f", "inputs": [[9999]], "outputs": [int(digits)]}) == "correct"
 
 
 OUTSIDE = f"{tempfile.gettempdir()}/exgrpo-code-test-{os.getpid()}"
@@ -273,20 +266,6 @@ def test_a_result_in_a_list_of_one_is_the_result_or_the_list(outputs, results, e
     assert verdict(f"class Solution:\n    def add(self, a: List[int], b):\n        return {results}", tests) == expected
 
 
-@pytest.mark.slow
-def test_programs_of_public_reports_are_judged_rightly(shared_data):
-    cases = [case for case in rows(shared_data / "verdicts_reports3.jsonl") if case["kind"] == "code"]
-    metas = [{"tests": case["tests"]} if "tests" in case else {} for case in cases]
-    pairs = [
-        (Question.make("test", "", case["gold"], meta), case["response"])
-        for case, meta in zip(cases, metas, strict=True)
-    ]
-    grades = Verifier("code", timeout=30.0, memory=256).grade_all(pairs)
-    wrong = [case for case, grade in zip(cases, grades, strict=True) if grade.correct != case["correct"]]
-    assert len(cases) >= 7
-    assert wrong == []
-
-
 @pytest.mark.parametrize(("begin", "end"), TAGS)
 @pytest.mark.parametrize(
     ("response", "program"),
@@ -310,10 +289,9 @@ def test_a_draft_in_the_tags_of_any_family_is_no_program(begin, end, response, p
 
 def test_tags_and_tokens_inside_a_program_stay():
     for line in ('print("</think>")', 'print("<think>")', 'print("<|im_end|>", "<s>", "[INST]")', 'x = "\u200b"'):
-        assert last_program(f"<think>hm\n```python\nno\n```</think>\n```python\n{line}\ny = 1\n```\nDone.") == (
-            f"{line}\ny = 1"
-        )
-        assert last_program(f"```python\n{line}\ny = 1\n```") == f"{line}\ny = 1"
+        block = f"```python\n{line}\ny = 1\n```"
+        for response in (block, f"<think>hm\n```python\nno\n```</think>\n{block}\nDone."):
+            assert last_program(response) == f"{line}\ny = 1"
 
 
 def test_a_program_is_found_in_time_linear_in_the_response():

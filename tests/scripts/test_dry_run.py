@@ -18,6 +18,8 @@ from run_builders import byte_tokenizer, set_words, small_bindings
 
 from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
+ON_8_GPUS = ["recipes/paper.gin", "engines/openrlhf_8gpu.gin"]
+
 
 @pytest.fixture
 def big_model(tmp_path: Path) -> Path:
@@ -51,6 +53,14 @@ def dry_run(run_script, tmp_path):
     return go
 
 
+def own_questions(model: Path, folder: Path, rows: list[dict], kind: str) -> list[str]:
+    """Bindings of a small run on these rows."""
+    (folder / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = ["Work.questions = @QuestionFile()", f"QuestionFile.path = {str(folder / 'q.jsonl')!r}"]
+    more += ["Work.validation = None", "train.eval_every = None", f"Verifier.kind = {kind!r}"]
+    return small_bindings(model, *more)
+
+
 def paper_run(model: Path, questions: Path) -> list[str]:
     return [
         f"PretrainedModel.path = {str(model)!r}",
@@ -64,7 +74,7 @@ def test_the_plan_of_a_run_on_openrlhf_has_its_prompt_and_what_it_needs(dry_run,
     monkeypatch.setitem(sys.modules, "ray", None)  # importing it would fail
     monkeypatch.setitem(sys.modules, "openrlhf", None)
     bindings = paper_run(big_model, questions_file(tmp_path))
-    done, lines, errors = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
+    done, lines, errors = dry_run(ON_8_GPUS, bindings)
     assert done.returncode == 2
     (error,) = errors  # all that is missing: they would be 15 GB
     assert "its weights are not there" in error
@@ -83,14 +93,9 @@ def test_the_plan_of_a_run_on_openrlhf_has_its_prompt_and_what_it_needs(dry_run,
     assert "6 min a step, 69 h a run, 554 GPU-hours" in lines["time"]
     assert "a checkpoint, at most " in lines["disk"]
     assert all(lines[name].startswith("estimated") for name in ("GPU memory", "host memory", "time", "disk"))
-
-
-def test_a_model_that_does_not_fit_is_said(dry_run, big_model, tmp_path):
-    bindings = [*paper_run(big_model, questions_file(tmp_path)), "MixedPolicyLoss.kl_coef = 0.1"]
-    done, _, _ = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
-    assert (
-        "TOO LITTLE: vllm.gpu_memory_utilization = 0.6 of 80.0 GB, 30.5 GB of the policy, the reference" in done.stdout
-    )
+    done, _, _ = dry_run(ON_8_GPUS, [*bindings, "MixedPolicyLoss.kl_coef = 0.1"])
+    short = "TOO LITTLE: vllm.gpu_memory_utilization = 0.6 of 80.0 GB, 30.5 GB of the policy, the reference"
+    assert short in done.stdout
 
 
 def test_the_llama_base_models_file_begins_on_the_official_rows(dry_run, big_model, tmp_path):
@@ -159,40 +164,31 @@ def test_weights_that_are_not_in_the_hubs_cache_are_missing(dry_run, big_model, 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     bindings = [*paper_run(big_model, questions_file(tmp_path)), "PretrainedModel.path = 'some/model'"]
-    _, lines, errors = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
+    _, lines, errors = dry_run(ON_8_GPUS, bindings)
     assert errors == ["error: the weights of some/model are not in the hub's cache here: hf download some/model"]
     assert lines["model"].startswith("some/model: 7,615.6 million")
 
 
-@pytest.mark.parametrize(
-    ("flags", "wrong"),
-    [
-        ({"train.seed": 1}, "train.seed is decided by"),
-        ({"vllm.gpu_memory_utilisation": 0.5}, "no flag 'vllm.gpu_memory_utilisation'; nearest: vllm.gpu_memory_ut"),
-        ({"train.max_tokens_per_gpu": "12288"}, "train.max_tokens_per_gpu takes int, got '12288'"),
-        ({"vllm.num_engines": None}, "vllm.num_engines must be at least 1, got None"),
-        ({"vllm.num_engines": 0}, "vllm.num_engines must be at least 1, got 0"),
-        ({"ds.zero_stage": 4}, "ds.zero_stage must be 1, 2 or 3, got 4"),
-        ({"train.colocate_all": False}, "vllm.enable_sleep needs train.colocate_all"),
-        ({"actor.num_gpus_per_node": 6}, "train.questions_per_step = 128 must be a multiple of 6, .* 6 ranks"),
-        ({"vllm.num_engines": 4}, r"train\.colocate_all puts actors and engines on the same GPUs, .* = 8 and .* = 4"),
-    ],
-)
+WRONG_FLAGS = [  # also where OpenRLHF, without which test_openrlhf_flags.py is skipped, is not installed
+    ({"train.seed": 1}, "train.seed is decided by"),
+    ({"vllm.gpu_memory_utilisation": 0.5}, "no flag 'vllm.gpu_memory_utilisation'; nearest: vllm.gpu_memory_ut"),
+    ({"train.max_tokens_per_gpu": "12288"}, "train.max_tokens_per_gpu takes int, got '12288'"),
+    *(({"vllm.num_engines": n}, f"vllm.num_engines must be at least 1, got {n}") for n in (None, 0)),
+    ({"ds.zero_stage": 4}, "ds.zero_stage must be 1, 2 or 3, got 4"),
+    ({"train.colocate_all": False}, "vllm.enable_sleep needs train.colocate_all"),
+    ({"actor.num_gpus_per_node": 6}, "train.questions_per_step = 128 must be a multiple of 6, .* 6 ranks"),
+    ({"vllm.num_engines": 4}, r"train\.colocate_all puts actors and engines on the same GPUs, .* = 8 and .* = 4"),
+]
+
+
+@pytest.mark.parametrize(("flags", "wrong"), WRONG_FLAGS)
 def test_what_is_wrong_is_a_line_each(dry_run, big_model, tmp_path, flags, wrong):
-    bindings = [
-        *paper_run(big_model, questions_file(tmp_path)),
-        "MAX_RESPONSE_TOKENS = 20000",
-        "Prompts.max_tokens = 30",
-        f"OpenRLHF.more_flags = {flags!r}",
-    ]
-    done, _, errors = dry_run(["recipes/paper.gin", "engines/openrlhf_8gpu.gin"], bindings)
+    bindings = [*paper_run(big_model, questions_file(tmp_path)), "MAX_RESPONSE_TOKENS = 20000"]
+    bindings += ["Prompts.max_tokens = 30", f"OpenRLHF.more_flags = {flags!r}"]
+    done, _, errors = dry_run(ON_8_GPUS, bindings)
     assert done.returncode == 2
-    for error, part in zip(
-        errors,
-        ("16384 positions", "its weights are not there", r"Prompts\.max_tokens = 30", wrong),
-        strict=True,
-    ):
-        assert re.search(part, error)
+    said = ("16384 positions", "its weights are not there", r"Prompts\.max_tokens = 30", wrong)
+    assert all(re.search(part, error) for error, part in zip(errors, said, strict=True)), errors
 
 
 def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_trained(
@@ -217,19 +213,11 @@ def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_tra
 
 def test_what_would_go_wrong_later_is_named(dry_run, raw_model, tmp_path, monkeypatch):
     (tmp_path / "reward.py").write_text("def right(completions, solution, **kwargs): return [1.0]")
-    rows = [{"prompt": f"1+{i}=", "answer": i + 1} for i in range(3)]
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bindings = [
-        *small_bindings(raw_model),
-        "Work.questions = @QuestionFile()",
-        f"QuestionFile.path = {str(tmp_path / 'q.jsonl')!r}",
-        "Work.validation = None",
-        "train.eval_every = None",
-        "Verifier.kind = 'function'",
-        f"Verifier.function = {f'{tmp_path}/reward.py:right'!r}",
-        "Optimizer.learning_rate = 1.0",
-        "LocalEngine.threads = 4096",
-    ]
+    bindings = own_questions(
+        raw_model, tmp_path, [{"prompt": f"1+{i}=", "answer": i + 1} for i in range(3)], "function"
+    )
+    bindings += [f"Verifier.function = {f'{tmp_path}/reward.py:right'!r}", "Optimizer.learning_rate = 1.0"]
+    bindings += ["LocalEngine.threads = 4096"]
     done, _, (error,) = dry_run(["toy.gin"], bindings)
     assert done.returncode == 2
     assert "reward.py takes solution, which is no column of the questions: add it to QuestionFile.meta" in error
@@ -247,19 +235,10 @@ def test_what_would_go_wrong_later_is_named(dry_run, raw_model, tmp_path, monkey
 
 
 def test_options_that_the_model_never_sees_are_named_until_they_stand_in_the_prompts(dry_run, raw_model, tmp_path):
-    bindings = [
-        *small_bindings(raw_model),
-        "Work.questions = @QuestionFile()",
-        f"QuestionFile.path = {str(tmp_path / 'q.jsonl')!r}",
-        "QuestionFile.meta = ('options',)",
-        "Work.validation = None",
-        "train.eval_every = None",
-        "Verifier.kind = 'choice'",
-    ]
     for ending, unseen in (("", 4), ("\nA) 40\nB) 50", 0)):
         rows = [{"prompt": f"1+{i}={ending}", "answer": "A", "options": ["A)40", "B)50"]} for i in range(4)]
-        (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        done, _, _ = dry_run(["toy.gin"], bindings)
+        bindings = own_questions(raw_model, tmp_path, rows, "choice")
+        done, _, _ = dry_run(["toy.gin"], [*bindings, "QuestionFile.meta = ('options',)"])
         assert (f"NOT IN THE PROMPT: of {unseen} questions no option's text" in done.stdout) == bool(unseen)
         assert ("NOT IN THE PROMPT" in done.stdout) == bool(unseen)
 

@@ -126,8 +126,7 @@ def test_it_refuses_to_continue_with_other_settings(tmp_path, grade):
     source, out, kept = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl", tmp_path / "out.jsonl.settings.json"
     grade(source, out)
     content, settings = out.read_bytes(), kept.read_bytes()
-    lines = content.split(b"\n")
-    torn = b"\n".join(lines[:2]) + b"\n" + lines[2][:9]
+    torn = content[: content.index(b"\n") + 9]
     out.write_bytes(torn)
     grade(source, out, "--kind", "exact", refused="--kind math and not exact")
     grade(source, out, "--timeout", "9", refused="--timeout 5.0 and")
@@ -135,8 +134,7 @@ def test_it_refuses_to_continue_with_other_settings(tmp_path, grade):
     grade(source, out, refused="out.jsonl.settings.json is missing")
     kept.write_text('{"my": "own"}\n')
     grade(source, out, refused="not the settings of an earlier run")
-    assert kept.read_text() == '{"my": "own"}\n'
-    assert out.read_bytes() == torn
+    assert (kept.read_text(), out.read_bytes()) == ('{"my": "own"}\n', torn)
     kept.write_bytes(settings)
     grade(source, out, "--workers", "2")
     assert out.read_bytes() == content
@@ -203,14 +201,6 @@ def brief(completions, level, **kwargs):
 def size(completions, **kwargs):
     return [len(completions)] * len(completions)
 
-def turns(prompts, completions, **kwargs):
-    return [len(prompt) + len(completion[0]["content"]) for prompt, completion in zip(prompts, completions)]
-
-def fails(data_source, solution_str, ground_truth, extra_info):
-    return extra_info["index"] / (len(solution_str) - 2)
-
-def reward_func(queries, prompts, labels):
-    return [1.0]
 """
 ANSWERS = [("6*7?", 42, "it is 42"), ("6*7?", 42, "42"), ("1+1?", 2, "two"), ("1+1?", 2, "it is 3, surely")]
 
@@ -250,19 +240,6 @@ def test_a_key_that_the_script_writes_is_no_column_which_it_says(style):
     graded = style([{**row, "reward": 7.0} for row in asked()], "size")
     assert [row["reward"] for row in graded] == [2] * 4
     assert "in.jsonl: reward: this script writes these keys, so they are no columns" in style.done.stderr
-
-
-@pytest.mark.slow
-def test_messages_and_verls_columns_arrive_as_their_tools_have_them(tmp_path, style):
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6*7?"}]
-    [row] = style([{"prompt": chat, "gold": "42", "response": "42"}], "turns")
-    assert row["reward"] == 4, "two messages, and two letters"
-    for path in tmp_path.glob("out*"):
-        path.unlink()
-    lines = [{"gold": "1", "response": text, "data_source": "s", "extra_info": {"index": 3}} for text in ("12345", "1")]
-    graded = style([*lines, {**lines[0], "response": "12"}], "fails")
-    assert [row["reward"] for row in graded] == [1, -3, None]
-    assert graded[2]["reason"] == "style.py, line 14: ZeroDivisionError: division by zero"
 
 
 def test_a_group_is_never_cut_off_and_rows_without_a_prompt_are_alone(style):

@@ -24,7 +24,7 @@ from exgrpo_orlhf.grader.boxes import last_box
 from exgrpo_orlhf.io import paths
 from exgrpo_orlhf.io.files import locked, sha256
 from exgrpo_orlhf.questions import QuestionFile
-from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS
+from exgrpo_orlhf.questions.catalogue import PUBLIC_SETS, PublicSet
 from exgrpo_orlhf.questions.overlap import write_rows
 from exgrpo_orlhf.questions.prepare import convert, prepare, read_manifest
 from exgrpo_orlhf.questions.question_files import read_rows
@@ -37,6 +37,12 @@ AIME = [{"id": i, "problem": f"How many of {i}?", "answer": f"{i:03}", "solution
 def copies(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "copies"
+
+
+@pytest.fixture
+def aime(copies) -> PublicSet:
+    copy(copies, "aime25", AIME)
+    return PUBLIC_SETS["aime25"]
 
 
 def copy(copies: Path, name: str, rows, subset: str | None = None) -> None:
@@ -136,9 +142,8 @@ def test_a_column_that_holds_something_else_is_an_error_that_names_it():
 # -- preparing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_prepared_set_loads_without_any_binding_and_its_manifest_says_what_it_is(tmp_path, copies):
-    copy(copies, "aime25", AIME)
-    line, made = prepare(PUBLIC_SETS["aime25"], tmp_path / "out", copies)
+def test_a_prepared_set_loads_without_any_binding_and_its_manifest_says_what_it_is(tmp_path, copies, aime):
+    line, made = prepare(aime, tmp_path / "out", copies)
     assert made
     assert "30 rows, 30 distinct questions" in line
     questions = QuestionFile(str(tmp_path / "out" / "aime25.parquet")).load()
@@ -164,26 +169,24 @@ def test_a_rows_own_system_message_is_kept_unless_it_is_dropped(tmp_path, copies
         assert "nothing to do" in run_script(*words, *more).stdout
 
 
-def test_preparing_twice_does_nothing_and_a_damaged_file_is_made_again_the_same(tmp_path, copies):
-    copy(copies, "aime25", AIME)
+def test_preparing_twice_does_nothing_and_a_damaged_file_is_made_again_the_same(tmp_path, copies, aime):
     out, path = tmp_path / "out", tmp_path / "out" / "aime25.parquet"
-    prepare(PUBLIC_SETS["aime25"], out, copies)
+    prepare(aime, out, copies)
     content, manifest = path.read_bytes(), (out / "manifest.json").read_bytes()
     shutil.move(copies, tmp_path / "away")  # nothing is asked for again
-    assert prepare(PUBLIC_SETS["aime25"], out, copies) == ("30 rows, as in manifest.json: nothing to do", False)
-    assert prepare(PUBLIC_SETS["aime25"], out) == ("30 rows, as in manifest.json: nothing to do", False)
+    assert prepare(aime, out, copies) == ("30 rows, as in manifest.json: nothing to do", False)
+    assert prepare(aime, out) == ("30 rows, as in manifest.json: nothing to do", False)
     shutil.move(tmp_path / "away", copies)
     for damage in (content[:-10], content + b"x"):
         path.write_bytes(damage)
-        assert prepare(PUBLIC_SETS["aime25"], out, copies)[1]
+        assert prepare(aime, out, copies)[1]
         assert (path.read_bytes(), (out / "manifest.json").read_bytes()) == (content, manifest)
 
 
 @pytest.mark.parametrize("moment", [1, 2])
 def test_an_interrupted_preparation_leaves_nothing_half_written_and_is_done_again(
-    tmp_path, copies, monkeypatch, moment
+    tmp_path, copies, aime, monkeypatch, moment
 ):
-    copy(copies, "aime25", AIME)
     out, calls, rename = tmp_path / "out", [], os.replace
 
     def interrupted(source, target):
@@ -194,25 +197,23 @@ def test_an_interrupted_preparation_leaves_nothing_half_written_and_is_done_agai
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prepare(PUBLIC_SETS["aime25"], out, copies)
+        prepare(aime, out, copies)
     assert read_manifest(out) == {}
     monkeypatch.undo()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    assert prepare(PUBLIC_SETS["aime25"], out, copies)[1]
+    assert prepare(aime, out, copies)[1]
     assert {path.name for path in out.iterdir()} == {"aime25.parquet", "manifest.json"}
     assert len(QuestionFile(str(out / "aime25.parquet")).load()) == 30
 
 
+@pytest.mark.usefixtures("aime")
 def test_a_second_process_is_refused_while_the_first_prepares(tmp_path, copies, run_script):
-    copy(copies, "aime25", AIME)
     words = ("prepare_data.py", "--only", "aime25", "--out", tmp_path / "out", "--from", copies)
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out" / ".lock"):
         done = run_script(*words)
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"error: another process prepares sets in {tmp_path / 'out'}: wait for it\n",
-    )
+    text = f"error: another process prepares sets in {tmp_path / 'out'}: wait for it\n"
+    assert (done.returncode, done.stderr) == (1, text)
     assert run_script(*words).returncode == 0
 
 
@@ -228,21 +229,19 @@ def test_another_number_of_rows_or_another_column_stops_with_what_to_do(tmp_path
         prepare(PUBLIC_SETS["math500"], tmp_path / "out", copies)
 
 
-def test_another_revision_in_the_catalogue_is_fetched_again(tmp_path, copies):
-    copy(copies, "aime25", AIME)
-    out, public = tmp_path, replace(PUBLIC_SETS["aime25"], revision=None)
+def test_another_revision_in_the_catalogue_is_fetched_again(tmp_path, copies, aime):
+    out, public = tmp_path, replace(aime, revision=None)
     prepare(public, out, copies)
     manifest = read_manifest(out)
     manifest["aime25"]["revision"] = "0" * 40
     (out / "manifest.json").write_text(json.dumps(manifest))
     assert not prepare(public, out, copies)[1], "nothing is pinned: what is there is kept"
-    assert prepare(PUBLIC_SETS["aime25"], out, copies)[1]
+    assert prepare(aime, out, copies)[1]
 
 
+@pytest.mark.usefixtures("aime")
 def test_the_script_prepares_what_it_can_and_says_what_it_could_not(tmp_path, copies, run_script):
-    script = partial(run_script, "prepare_data.py")
-    copy(copies, "aime25", AIME)
-    out = tmp_path / "out"
+    script, out = partial(run_script, "prepare_data.py"), tmp_path / "out"
     done = script("--only", "aime25", "gpqa", "--from", copies, "--out", out)
     assert done.returncode == 1
     assert "aime25: 30 rows, 30 distinct questions" in done.stdout

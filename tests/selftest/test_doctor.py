@@ -123,13 +123,10 @@ def test_an_unknown_check_and_a_layout_of_the_local_engine_are_refused(tmp_path)
 # -- of one machine ---------------------------------------------------------------------------------------------------
 
 
-def test_a_disk_too_small_for_the_models_checkpoints_is_named(tmp_path):
+def test_a_disk_has_room_for_the_checkpoints_that_are_kept_the_best_one_too(raw_model, tmp_path):
     disk = machine.disk(tmp_path, 10**15, 2)
     assert disk.outcome == "failed"
     assert "3,000,000.0 GB for 2 + 1 checkpoints of 1,000,000.0 GB" in disk.measured
-
-
-def test_the_best_checkpoint_has_room_on_the_disk_too(raw_model, tmp_path):
     for metric, kept in (("None", 2), ("'eval/greedy_accuracy'", 3)):
         bindings = ["train.keep = 2", f"train.best_metric = {metric}"]
         experiment = config.load(["toy.gin", "engines/openrlhf_8gpu.gin"], bindings)
@@ -193,19 +190,18 @@ def test_architectures_that_deepspeed_cannot_read_are_named_by_the_doctor_and_by
         launch.prepare(OpenRLHF())
 
 
-def test_a_package_that_only_flags_of_openrlhf_need_is_a_warning(monkeypatch):
-    monkeypatch.setattr(machine, "version", lambda name: None if name == "wandb" else stack.version(name))
+@pytest.mark.parametrize(
+    ("package", "installed", "outcome", "measured"),
+    [
+        ("wandb", None, "warning", "alone: wandb$"),  # only flags of OpenRLHF need it
+        ("deepspeed", "0.18.0", "failed", r"openrlhf needs deepspeed==\S+, installed is 0\.18\.0"),
+    ],
+)
+def test_a_package_that_is_missing_or_of_another_version_is_named(package, installed, outcome, measured, monkeypatch):
+    monkeypatch.setattr(machine, "version", lambda name: installed if name == package else stack.version(name))
     versions = machine.versions()
-    assert versions.outcome == "warning"
-    assert versions.measured.endswith("alone: wandb")
-
-
-def test_a_package_of_another_version_than_openrlhf_asks_for_is_named(monkeypatch):
-    installed = lambda name: "0.18.0" if name == "deepspeed" else stack.version(name)
-    monkeypatch.setattr(machine, "version", installed)
-    versions = machine.versions()
-    assert versions.outcome == "failed"
-    assert re.search(r"openrlhf needs deepspeed==\S+, installed is 0\.18\.0", versions.measured)
+    assert versions.outcome == outcome
+    assert re.search(measured, versions.measured)
 
 
 # -- the small model and its experiment -------------------------------------------------------------------------------

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
 import pytest
+from run_builders import python
 
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.rewards import Verifier
@@ -17,34 +16,19 @@ from exgrpo_orlhf.testbed import modular_chains, word_problems
 from exgrpo_orlhf.testbed.modular_chains import ModularChains
 from exgrpo_orlhf.testbed.word_problems import WordProblems
 
-
-@pytest.mark.parametrize(("made", "count"), [(ModularChains, 2000), (WordProblems, 700)])
-def test_train_and_validation_never_overlap(made, count):
-    train = {q.id for seed in range(3) for q in made(count, (3,), seed=seed).load()}
-    validation = {q.id for seed in range(3) for q in made(count // 10, (3,), seed=seed, split="validation").load()}
-    assert train.isdisjoint(validation)
-    assert len(train) > count  # other seeds draw other questions of the same split
-    assert len(validation) > count // 10
+STORY = "On Sunday Kenji cycles 153 kilometres of a tour. On each of the next 2 days he cycles 21 kilometres. How many \
+kilometres does Kenji cycle altogether?"
+FIRST = [
+    (ModularChains, "1+6+7=", "c7871b35c5ac6ede1cedf085c405832a"),
+    (WordProblems, STORY, "15f425b3c8e3aed65b2148a3327ffb34"),
+]
 
 
-@pytest.mark.parametrize(
-    ("made", "prompt", "question_id"),
-    [
-        (ModularChains, "1+6+7=", "c7871b35c5ac6ede1cedf085c405832a"),
-        (
-            WordProblems,
-            "On Sunday Kenji cycles 153 kilometres of a tour. On each of the next 2 days he cycles 21 "
-            "kilometres. How many kilometres does Kenji cycle altogether?",
-            "15f425b3c8e3aed65b2148a3327ffb34",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("made", "prompt", "question_id"), FIRST)
 def test_the_same_seed_gives_the_same_questions_in_every_process(made, prompt, question_id):
-    script = (
-        f"from {made.__module__} import {made.__name__}\n"
-        f"print(*[q.id for q in {made.__name__}(count=50, seed=3).load()])"
-    )
-    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    name = made.__name__
+    script = f"from {made.__module__} import {name}; print(*[q.id for q in {name}(count=50, seed=3).load()])"
+    other = python("-c", script).stdout.split()
     assert other == [q.id for q in made(count=50, seed=3).load()]
     assert other != [q.id for q in made(count=50, seed=4).load()]
     first = made(count=50, seed=3).load()[0]
@@ -90,19 +74,15 @@ def test_no_text_makes_the_checker_raise():
         assert modular_chains.grade(question, text).reward in (0.0, 1.0)
 
 
+NO_CHAINS = ("", "7=", "7+5", "7+5=\n", "17+5=", "7/5=", "٧+5=", (("user", "7+5="),))
+NO_PROBLEMS = [("How many?", "39"), ((("user", "4 and 5?"),), "9")]
+NO_PROBLEMS += [("4 and 5?", answer) for answer in ("39.5", "", "٣")]
+
+
 @pytest.mark.parametrize(
     ("grade", "message", "prompt", "answer"),
-    [
-        *(
-            (modular_chains.grade, "not a modular chain", prompt, "2")
-            for prompt in ("", "7=", "7+5", "7+5=\n", "17+5=", "7/5=", "٧+5=", (("user", "7+5="),))
-        ),
-        *(
-            (word_problems.grade, "^not a word problem", prompt, answer)
-            for prompt, answer in (("How many?", "39"), ((("user", "4 and 5?"),), "9"))
-        ),
-        *((word_problems.grade, "^not a word problem", "4 and 5?", answer) for answer in ("39.5", "", "٣")),
-    ],
+    [(modular_chains.grade, "not a modular chain", prompt, "2") for prompt in NO_CHAINS]
+    + [(word_problems.grade, "^not a word problem", *row) for row in NO_PROBLEMS],
 )
 def test_a_question_of_another_kind_is_named_in_the_error(grade, message, prompt, answer):
     with pytest.raises(ValueError, match=message):

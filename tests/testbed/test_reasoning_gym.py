@@ -6,12 +6,10 @@ import os
 import pickle
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from run_builders import ROOT, wait_until
+from run_builders import python
 
 from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.records import Question
@@ -124,10 +122,8 @@ def test_every_task_has_the_same_questions_whatever_the_hash_seed_and_all_right_
         f"made = ReasoningGym({tasks}, count={sum(tasks.values())}).load()\n"
         "sys.stdout.buffer.write(pickle.dumps(made))"
     )
-    lists = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
-        for seed in ("1", "2")
-    ]
+    words = {"args": [sys.executable, "-c", code], "capture_output": True}
+    lists = [subprocess.run(**words, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("1", "2")]
     first, second = (pickle.loads(done.stdout) for done in lists)
     differing = {one.meta[SOURCE]["task"] for one, other in zip(first, second, strict=True) if one != other}
     assert not differing
@@ -178,38 +174,23 @@ def test_an_answer_that_is_a_program_reaches_nothing_outside_the_sandbox(task, t
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_sandbox")
-def test_an_answer_without_end_is_wrong_and_leaves_nothing_running(monkeypatch, tmp_path):
+def test_an_answer_without_end_is_wrong():
+    """That the sandbox leaves nothing running is held by test_code_rewards.py."""
     [question] = ReasoningGym("n_queens", count=1).load()
-    close_workers()
-    monkeypatch.setenv("MARKED_BY_THE_TEST", str(tmp_path))
     program = "<answer>[number for number in iter(int, 1)]</answer>"
     grade = Verifier("reasoning_gym", timeout=1.0, workers=1).grade(question, program)
     assert (grade.verdict, grade.reward) == ("wrong", 0.0)
-    assert _marked(str(tmp_path)), "the workers themselves"
     close_workers()
-    wait_until(lambda: not _marked(str(tmp_path)), seconds=30)
 
 
-def _marked(text: str) -> list[str]:
-    """Processes that began with this text in their environment."""
-    marked = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            marked += [process.name] if text.encode() in (process / "environ").read_bytes() else []
-    return marked
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "exgrpo_orlhf.testbed.reasoning_gym import ReasoningGym as G; G('chain_sum').load()",
-        "exgrpo_orlhf.testbed.tiny_models import GymModel as G; G(tasks='chain_sum').prepare()",
-    ],
+NEED_IT = (
+    "exgrpo_orlhf.testbed.reasoning_gym import ReasoningGym as G; G('chain_sum').load()",
+    "exgrpo_orlhf.testbed.tiny_models import GymModel as G; G(tasks='chain_sum').prepare()",
 )
+
+
+@pytest.mark.parametrize("call", NEED_IT)
 def test_without_the_library_one_line_says_what_to_install(call, tmp_path):
     (tmp_path / "reasoning_gym.py").write_text("raise ImportError('not here')")
-    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", f"from {call}"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
-    )
+    done = python("-c", f"from {call}", env={"PYTHONPATH": str(tmp_path)})
     assert "ValueError: ReasoningGym needs reasoning-gym: pip install '.[reasoning-gym]'" in done.stderr

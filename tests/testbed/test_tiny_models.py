@@ -76,20 +76,14 @@ def test_the_saved_tokenizers_agree_with_the_networks(request, fixture, vocabula
 
 
 def test_a_gym_model_reads_every_printable_character(prepared_gym):
-    tokenizer = AutoTokenizer.from_pretrained(prepared_gym)
-    text = "".join(map(chr, range(32, 127))) + "\n"
+    tokenizer, text = AutoTokenizer.from_pretrained(prepared_gym), "".join(map(chr, range(32, 127))) + "\n"
     assert len(tokenizer.encode(text)) == len(text) == len(GymModel.vocabulary) - 2
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 CHAIN_CHANGES = [dict(seed=1), dict(steps=4), dict(learning_rate=1e-3), dict(preset="weak"), dict(together=2)]
-GYM_CHANGES = [
-    dict(seed=1),
-    dict(settings={}),
-    dict(count=41),
-    dict(width=64),
-    dict(tasks={"spell_backward": 1.0}, settings={}),
-]
+GYM_CHANGES = [dict(seed=1), dict(settings={}), dict(count=41), dict(width=64)]
+GYM_CHANGES += [dict(tasks={"spell_backward": 1.0}, settings={})]
 
 
 @pytest.mark.parametrize(

@@ -9,25 +9,24 @@ import pytest
 from exgrpo_orlhf.testbed.word_calculator import Calculator
 from exgrpo_orlhf.testbed.word_problems import WordProblems
 
+CALLED = "4 and 12?<calc>4 * 12</calc> = 48."
+TURNS = [  # what stood there, the turn, what the calculator says, the reward; without a call the episode ends
+    *(("4 and 12?", f"{turn}</calc>", feedback, 0.0) for turn, feedback in (
+        ("<calc>4 * 12", " = 48."), ("First, <calc>4*12</calc> = 48. Then <calc>7 - 9", " = -2."),
+        ("<calc>12 / 4", " = 3."), ("<calc>12 / 5", " = ?."), ("<calc>12 / 0", " = ?."), ("<calc>4 * 12 - 1", " = ?."),
+        ("<calc>9999999 * 1", " = ?."), ("4 * 12", " = ?."))),
+    (CALLED, " The answer is 48.", "", 1.0),
+    (CALLED, " The answer is 49.", "", 0.0),
+    (CALLED, " I do not know.", "", 0.0),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("turn", "feedback"),
-    [
-        ("<calc>4 * 12</calc>", " = 48."),
-        ("First, <calc>4*12</calc> = 48. Then <calc>7 - 9</calc>", " = -2."),
-        ("<calc>12 / 4</calc>", " = 3."),
-        ("<calc>12 / 5</calc>", " = ?."),
-        ("<calc>12 / 0</calc>", " = ?."),
-        ("<calc>4 * 12 - 1</calc>", " = ?."),
-        ("<calc>9999999 * 1</calc>", " = ?."),
-        ("4 * 12</calc>", " = ?."),
-    ],
-)
-def test_a_call_gets_its_result_and_what_is_no_calculation_a_question_mark(turn, feedback):
+
+@pytest.mark.parametrize(("before", "turn", "feedback", "reward"), TURNS)
+def test_a_call_gets_its_result_and_the_first_turn_without_one_is_the_answer(before, turn, feedback, reward):
     calculator = Calculator()
     calculator.reset({"observation": "4 and 12?"})
-    step = calculator.step({"observation_text": "4 and 12?", "action_text": turn, "label": "48"})
-    assert step == {"rewards": 0.0, "environment_feedback": feedback, "done": False}
+    step = calculator.step({"observation_text": before, "action_text": turn, "label": "48"})
+    assert step == {"rewards": reward, "environment_feedback": feedback, "done": not feedback}
 
 
 def test_a_worked_solution_with_calls_is_played_as_it_is_written_and_right():
@@ -40,14 +39,3 @@ def test_a_worked_solution_with_calls_is_played_as_it_is_written_and_right():
             text += action + step["environment_feedback"]
         assert text == question.prompt + solution
         assert (step["done"], step["rewards"]) == (True, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("answer", "reward"), [(" The answer is 48.", 1.0), (" The answer is 49.", 0.0), (" I do not know.", 0.0)]
-)
-def test_the_episode_ends_with_the_first_turn_without_a_call_and_its_answer_decides(answer, reward):
-    calculator = Calculator()
-    calculator.reset({"observation": "4 and 12?"})
-    before = "4 and 12?<calc>4 * 12</calc> = 48."
-    step = calculator.step({"observation_text": before, "action_text": answer, "label": "48"})
-    assert (step["done"], step["rewards"]) == (True, reward)

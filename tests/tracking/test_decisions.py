@@ -24,33 +24,30 @@ def table(columns: dict[str, list]) -> list[dict]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-OPTIONS = {
-    "paper": ["RetirementPolicy.revisits_every = 3"],
-    "forgetting": [
-        "ReplayBuffer.per_question = 2",
-        "ReplayBuffer.max_age = 2",
-        "RetirementPolicy.at_accuracy = 0.5",
-        "RetirementPolicy.revisits_every = 2",
-        "RetirementPolicy.revisited_share = 1.0",
-    ],
-    "in place": [
-        "ReplayMixer.injection = @InPlace()",
-        "DynamicSampling.max_rounds = 1",
-        "TrajectorySelector.by = 'length'",
-    ],
-    "late": [
-        "ReplayMixer.rho = 0.0",
-        "ReplayMixer.injection = @LateInjection()",
-        "LateInjection.choice = 'selected'",
-        "RetirementPolicy.at_accuracy = None",
-    ],
-}
+OPTIONS = {  # bindings, and what happens at least once
+    "paper": (["RetirementPolicy.revisits_every = 3"], ("fresh", "replayed", "lucky", "retired")),
+    "forgetting": (
+        ["ReplayBuffer.per_question = 2", "ReplayBuffer.max_age = 2", "RetirementPolicy.at_accuracy = 0.5",
+         "RetirementPolicy.revisits_every = 2", "RetirementPolicy.revisited_share = 1.0"],
+        ("replayed", "retired", "returned", "evicted"),
+    ),
+    "in place": (
+        ["ReplayMixer.injection = @InPlace()", "DynamicSampling.max_rounds = 1", "TrajectorySelector.by = 'length'"],
+        ("replayed", "left_out"),
+    ),
+    "late": (
+        ["ReplayMixer.rho = 0.0", "ReplayMixer.injection = @LateInjection()", "LateInjection.choice = 'selected'",
+         "RetirementPolicy.at_accuracy = None"],
+        ("fresh", "injected"),
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_row_is_what_the_step_did(name, warm_model, tmp_path, monkeypatch):
-    run = begin(warm_model, tmp_path, *OPTIONS[name], "ReplayMixer.start_at_accuracy = None")
+    bindings, expected = OPTIONS[name]
+    run = begin(warm_model, tmp_path, *bindings, "ReplayMixer.start_at_accuracy = None")
     seen, buffer = watched(run, monkeypatch), run.buffer
     happened = Counter()
     for step in range(1, 13):
@@ -108,13 +105,7 @@ def test_each_row_is_what_the_step_did(name, warm_model, tmp_path, monkeypatch):
         assert sum(row["questions"]["stored"]) == metrics["replay/stored"]
         for event in ("retired", "returned", "evicted"):
             happened[event] += len(row[event])
-    for event in {
-        "paper": ("fresh", "replayed", "lucky", "retired"),
-        "forgetting": ("replayed", "retired", "returned", "evicted"),
-        "in place": ("replayed", "left_out"),
-        "late": ("fresh", "injected"),
-    }[name]:
-        assert happened[event] > 0, event
+    assert all(happened[event] > 0 for event in expected), happened
 
 
 @pytest.mark.slow
@@ -200,13 +191,8 @@ def test_texts_are_bounded_whatever_a_group_and_its_responses_have():
         sampled=[group],
         batch=MixedBatch([group], [in_group], 65),
         choices={QUESTIONS[0].id: Choice(stored, [], 17)},
-        entropies=[0.5] * 65,
-        policy=logprobs,
-        behaviour=logprobs,
-        stored=[],
-        retired={},
-        changes=Changes(),
-        buckets={},
+        **{"entropies": [0.5] * 65, "policy": logprobs, "behaviour": logprobs},
+        **{"stored": [], "retired": {}, "changes": Changes(), "buckets": {}},
     )
     for spreads, logged in (({QUESTIONS[0].id: 0.25}, [0.25]), ({"another": 0.25}, [None])):  # None: not measured
         step.changes.spreads = spreads

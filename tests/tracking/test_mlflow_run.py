@@ -96,12 +96,8 @@ def test_a_switched_on_part_has_its_metrics(warm_model, tmp_path):
         train_small(warm_model, tmp_path / name, *short, *more, files=["base.gin"])
         return set(rows(tmp_path / name)[-1])
 
-    on = [
-        "DynamicSampling.max_rounds = 2",
-        "ReplayBuffer.max_bytes = 1000",
-        "ReplayMixer.start_at_accuracy = 0.35",
-        "train.generate_ahead = True",
-    ]
+    on = ["DynamicSampling.max_rounds = 2", "ReplayBuffer.max_bytes = 1000", "train.generate_ahead = True"]
+    on += ["ReplayMixer.start_at_accuracy = 0.35"]
     of_rounds, of_limits = {"rollout/rounds", "rollout/filtered_groups"}, {"replay/stored_bytes", "replay/evicted"}
     plain, full = metrics("plain"), metrics("full", *on)
     assert full - plain >= {"replay/started", "rollout/age_mean", *of_rounds, *of_limits}

@@ -107,15 +107,10 @@ def test_a_run_arrives_whole(tmp_path, fresh_sqlite):
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert run.data.params == {name: str(value) for name, value in params.items()}
     assert (run.data.tags["engine"], run.data.tags["seed"]) == ("local", "0")
-    assert (
-        history(fresh_sqlite, sender.run_id)
-        == history(fresh_sqlite, sender.run_id, "train/step")
-        == once_each(range(3))
-    )
-    times = sorted(
-        metric.timestamp for metric in MlflowClient(fresh_sqlite).get_metric_history(sender.run_id, "reward/mean")
-    )
-    assert times == [round(row["time"] * 1000) for row in log.rows()]
+    for name in ("reward/mean", "train/step"):
+        assert history(fresh_sqlite, sender.run_id, name) == once_each(range(3))
+    sent = MlflowClient(fresh_sqlite).get_metric_history(sender.run_id, "reward/mean")
+    assert sorted(metric.timestamp for metric in sent) == [round(row["time"] * 1000) for row in log.rows()]
     assert run.info.artifact_uri.startswith((tmp_path / "mlartifacts" / "exgrpo").as_uri())
     assert [file.path for file in MlflowClient(fresh_sqlite).list_artifacts(sender.run_id)] == ["plot.txt"]
 
@@ -133,11 +128,8 @@ def test_long_params_are_cut_with_their_hash(tmp_path, sqlite):
 
 def test_a_finished_run_names_the_server_that_has_all_of_it_until_it_is_resumed(tmp_path, sqlite):
     log, arrived = MetricsLog(tmp_path / "metrics.jsonl"), tmp_path / "metrics.arrived"
-    for uri, status, named in (
-        (sqlite, "KILLED", False),
-        ("http://127.0.0.1:9", "FINISHED", False),
-        (sqlite, "FINISHED", True),
-    ):
+    sessions = [(sqlite, "KILLED", False), ("http://127.0.0.1:9", "FINISHED", False), (sqlite, "FINISHED", True)]
+    for uri, status, named in sessions:
         sender = tracker(log, uri)
         fill(log, [log.last_step + 1])
         sender.close(status)
@@ -305,37 +297,33 @@ def test_a_server_that_comes_later_and_goes_and_returns_gets_all_once(tmp_path, 
     log = MetricsLog(tmp_path / "metrics.jsonl")
     sender = tracker(log, server.uri, params={"a": 1})
 
-    def train(steps):
+    def train(steps, arrived=None, said=None):
         for step in steps:
             fill(log, [step])
             sender.send()
+        assert arrived is None or history(server.uri, sender.run_id) == once_each(range(arrived))
+        assert said is None or len(warnings(caplog)) == said
 
     sender.catch_up()
-    train(range(3))
-    assert (len(warnings(caplog)), sender.run_id) == (1, None)
+    train(range(3), said=1)
+    assert sender.run_id is None
     server.start()
     sender.catch_up()
-    assert history(server.uri, sender.run_id) == once_each(range(3))
-    train(range(3, 5))
-    assert history(server.uri, sender.run_id) == once_each(range(5))
-    assert len(warnings(caplog)) == 2
+    train([], arrived=3)
+    train(range(3, 5), arrived=5, said=2)
     server.stop()
     train(range(5, 9))
     sender.catch_up()
-    assert len(warnings(caplog)) == 3
+    train([], said=3)
     server.start()
-    train(range(9, 12))
-    assert history(server.uri, sender.run_id) == once_each(range(5)), "no attempt before the next checkpoint"
+    train(range(9, 12), arrived=5)  # no attempt before the next checkpoint
     (tmp_path / "config.gin").write_text("config")
     sender.artifact(tmp_path / "config.gin")
     sender.catch_up()
-    train(range(12, 13))
+    train([12])
     sender.close("FINISHED")
-    first, back, second, again = warnings(caplog)
-    assert "Training goes on" in first
-    assert "Training goes on" in second
-    assert "answers again" in back
-    assert "answers again" in again
+    texts = ["Training goes on", "answers again"] * 2
+    assert all(text in warning for text, warning in zip(texts, warnings(caplog), strict=True))
     (run,) = tracked_runs(server.uri)
     assert (run.info.status, run.data.params) == ("FINISHED", {"a": "1"})
     assert history(server.uri, run.info.run_id) == once_each(range(13))
