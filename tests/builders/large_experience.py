@@ -42,6 +42,6 @@ def large(folder: Path, n: int, steps: int, per_step: int) -> tuple[list[Questio
                 "questions": {**table, **counts, "entropy": draw.random(2 * per_step).round(4).tolist()},
                 "replays": {"id": ids[per_step:], **values, **counts_of_replays, "sound": [None] * per_step},
                 **{"retired": ids[:2], "returned": [], "evicted": ids[-3:], "buckets": sizes, "retired_in_all": step},
-            },
+            }
         )
     return questions, buffer

@@ -84,10 +84,7 @@ def seed_buffer(run, bindings) -> None:
     folder = checkpoints.find(run)[1] / "replay"
     experiment = config.load(["toy.gin"], bindings)
     questions = QuestionFile(experiment.questions.path, limit=20).load()
-    engine = TorchEngine(
-        LocalParts.of(experiment),
-        model_path=experiment.model.path,
-    )
+    engine = TorchEngine(LocalParts.of(experiment), model_path=experiment.model.path)
     fingerprint = engine.prompts.fingerprint()
     buffer = snapshot.load(folder, ReplayBuffer(RetirementPolicy()), fingerprint)
     rng = np.random.default_rng(0)
