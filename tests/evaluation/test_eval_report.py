@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import results_builder
-from drawn_charts import across, charts, horizontal, numbers, of_class, opened, points, size, texts
+from drawn_charts import charts, horizontal, numbers, of_class, opened, points, size, texts
 from eval_builders import samples
 from results_builder import make_results
 
@@ -203,26 +203,6 @@ def test_what_a_model_wrote_is_shown_as_it_is_and_never_runs(page, folders, tmp_
         assert f"{sample['response_tokens']:,} tokens" in facts["response"]
     assert {"</script>" in s["response"] for s in written} == {True, False}
     assert any("\u2028" in s["response"] for s in written)
-
-
-def test_names_are_whole_wherever_they_stand(tmp_path, monkeypatch):
-    """In charts in lines that fit, on the page as text that wraps: nothing ends in an ellipsis or beyond the edge."""
-    title = "Word problems in a set of one's own, of 1 to 4 steps, with units_of_measurement_that_nothing_separates"
-    monkeypatch.setitem(results_builder.TITLES, "minerva", title)
-    names = [f"smollm2-exgrpo-paper-rho0.75-seed{i}-checkpoint-700-with-the-longer-prompt" for i in range(2)]
-    for name in names:
-        make_results(tmp_path / name, {"minerva": (4, 12_345, 12_345, 4)}, plain=("minerva",))
-    write_report([tmp_path / name for name in names], tmp_path / "out.html")
-    text = (tmp_path / "out.html").read_text(encoding="utf-8")
-    plain = lambda words: words.replace(" ", "")
-    (chart,) = charts(text, "intervals")
-    assert plain(title) in plain("".join(texts(chart)))
-    assert all(
-        start >= 0 and end <= float(chart.get("viewBox").split()[2]) for start, end in map(across, chart.iter("text"))
-    )
-    titles = {unescape(each) for each in re.findall("<figcaption>(.*?)</figcaption>", text)}
-    assert titles == {title, *(f"{title}, {name}" for name in names)}
-    assert "…" not in re.sub("<script.*?</script>", "", text, flags=re.DOTALL)
 
 
 def test_the_file_holds_one_script_and_reaches_for_nothing(page):
