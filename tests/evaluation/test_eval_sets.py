@@ -252,6 +252,7 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
             "'Which?' of 'mine', Verifier.kind = 'choice': the gold",
         ),
         ('{"problem": "7+7", "answer": "4"}\n', {"verifier": '"modular_chain"'}, "not a modular chain"),
+        ('{"problem": "?", "answer": "print(4)"}\n', {"verifier": '"code"'}, "line 1 of the tests cannot be read: pri"),
         ('{"problem": "7", "answer": "4"}\n', {"verifier": '"function"', "function": '"no.py"'}, "no.py"),
         (
             None,

@@ -31,8 +31,8 @@ def project(warm_model: Path, tmp_path: Path) -> Path:
     for name in ("exgrpo_orlhf", "gin", "scripts", "evals"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "docs" / "study" / "suites").mkdir(parents=True)
-    for path in (*STUDY.glob("*.py"), STUDY / "pays_runs.csv"):
-        shutil.copy(path, tmp_path / "docs" / "study")
+    for path in (*STUDY.glob("*.py"), STUDY / "pays_runs.csv", STUDY / "suites" / "pays.gin"):
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
     for name, text in TEXTS.items():
         (tmp_path / "docs" / "study" / name).write_text(text, encoding="utf-8")
     more = ("Tracking.enabled = True", f"train.steps = {STEPS}", "train.eval_every = 2", "train.save_every = 50")
