@@ -232,15 +232,6 @@ def test_a_server_of_a_checkpoint_is_asked_as_in_training_as_far_as_it_is_known(
         assert prompts_as_trained.departures(builder, [benchmark]) == departures
 
 
-def test_top_p_of_greedy_decoding_is_said_to_have_no_effect(byte_model, bench, tmp_path, caplog):
-    words = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1)
-    for top_p, temperature, warned in ((0.5, 0, 1), (1.0, 0, 0), (0.5, 1, 0)):
-        caplog.clear()
-        sampling = ("--top-p", top_p, "--temperature", temperature)
-        bench("--model", byte_model, *words, *sampling, "--out", tmp_path / f"{top_p}-{temperature}")
-        assert [text.startswith("top-p has no effect on mine") for text in caplog.messages].count(True) == warned
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
