@@ -271,7 +271,7 @@ CSV = [
     (b"\n", ": the file has no header"),
     (b"question,answer\nna\xefve?,1\n", r", line 2: not UTF-8; save the file as UTF-8"),
 ]
-REFUSED = [  # the file's name; its bytes, a row of a parquet file, FOLDER or None (no such file); settings; what is said
+REFUSED = [  # the file; its bytes, a row of a parquet file, FOLDER or None (no such file); settings; what is said
     ("q.parquet", verl_row(), {"answer": "gold"}, r"no column 'gold', there are .*prompt.*ground_truth.*\.answer"),
     ("q.parquet", verl_row(), {"answer": "reward_model.gold"}, r"no column 'reward_model\.gold'"),
     ("q.parquet", verl_row(), {"source": "set"}, r"no column 'set'.*QuestionFile\.source \(None: the set's own name\)"),
