@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import results_builder
 from drawn_charts import charts, horizontal, numbers, of_class, opened, points, size, texts
 from eval_builders import samples
 from results_builder import make_results
@@ -262,15 +261,6 @@ def test_what_is_chosen_holds_every_failure_and_is_even_beyond(folders):
     kinds = [("timeout", "timeout")] * 60 + [("correct", "wrong")] * 20 + [("correct", None)] * 220
     every = [Line(i, 0, verdict, plain, False, 10, b"") for i, (verdict, plain) in enumerate(kinds)]
     assert Counter(line.row < 80 for line in choose(every, 90)) == {True: 80, False: 10}, "failures before evenness"
-
-
-def test_two_benchmarks_of_one_title_have_a_chart_each(tmp_path, monkeypatch):
-    """A title is not checked: it may be that of the block which was copied."""
-    monkeypatch.setitem(results_builder.TITLES, "amc", "AIME24")
-    make_results(tmp_path / "x", {"aime24": (4, 4, 4, 4), "amc": (4, 4, 4, 4)})
-    write_report([tmp_path / "x"], tmp_path / "out.html")
-    drawn = charts((tmp_path / "out.html").read_text(encoding="utf-8"), "curves")
-    assert [len(of_class(chart, "curve")) for chart in drawn] == [1, 1]
 
 
 def test_what_cannot_be_reported_is_refused_by_name_and_leaves_the_old_page(folders, tmp_path):
