@@ -46,7 +46,7 @@ def byte_model(folder: Path, heads: int = 1, layers: int = 1, vocabulary: int = 
             )
         )  # fmt: skip
     save_model(model, folder)
-    byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer(vocabulary if vocabulary > 260 else 0).save_pretrained(folder)
     return folder
 
 
