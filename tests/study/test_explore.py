@@ -10,20 +10,18 @@ import re
 import shutil
 from collections import Counter
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 from drawn_charts import charts, of_class, opened
 from mlflow import MlflowClient
+from replay_builders import filled
 from run_builders import MIXED_PHASE, rows, run_here, train_small
 from tracking_builders import tracked_runs, tracker
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
-from exgrpo_orlhf.records import Question, Trajectory
-from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.study.history import KINDS, History, diversity, forgotten_by_step
 from exgrpo_orlhf.study.run_page import RunPage, explore
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
@@ -214,12 +212,7 @@ def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
         return "text"
 
     of_run = RunPage(ListenedRun(folder, MetricsLog(tmp_path / "metrics.jsonl"), sender, [], costly))
-    buffer = ReplayBuffer(RetirementPolicy())
-    question = Question.make("synthetic", "How much is it?", "1")
-    buffer.record(question.id, Fraction(1, 2), 1)
-    one = Trajectory(np.arange(4, dtype=np.int32), np.zeros(4, np.float32), 1.0, 1)
-    buffer.store((question.id, one) for one in [one])
-    made = []
+    buffer, made = filled(1), []
     for at in (99, 101, 110, 112, 113):  # the first is made after 100 s, and it takes 0.1 s; so the next after 10 s
         now[0] = float(at)
         (folder / "explore.html").unlink(missing_ok=True)
@@ -235,9 +228,9 @@ def test_the_page_is_sent_to_mlflow_and_takes_its_share_of_the_time_and_no_more(
 def test_a_page_that_cannot_be_made_does_not_stop_training(tmp_path, sqlite, no_tracking_server, caplog):
     sender = tracker(tmp_path, sqlite)
     page = RunPage(ListenedRun(tmp_path, MetricsLog(tmp_path / "metrics.jsonl"), sender, [], str))
-    page.ended(ReplayBuffer(RetirementPolicy()), 0)
+    page.ended(filled(0), 0)
     assert "explore.html" not in caplog.text, "before the first step there is nothing to show"
-    page.ended(ReplayBuffer(RetirementPolicy()), 12)
+    page.ended(filled(0), 12)
     assert "explore.html could not be made" in caplog.text
     sender.close("FINISHED")
 
