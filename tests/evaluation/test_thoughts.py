@@ -99,8 +99,9 @@ def test_training_validation_and_benchmarks_see_no_answer_in_an_unfinished_thoug
     monkeypatch.setattr(Engine, "decode", lambda self, ids: text)
     for module in (responses, written):
         monkeypatch.setattr(module, "response_text", lambda tokenizer, ids, *own: text)
-    rows_of = {sign: [{"prompt": f"{i}{sign}1?", "answer": "2"} for i in range(4)] for sign in "+-"}
-    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of["-"]))
+    for name, sign in (("rows", "+"), ("validation", "-")):
+        lines = [{"prompt": f"{i}{sign}1?", "answer": "2"} for i in range(4)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     bindings = [
         *("Work.validation = @validation/QuestionFile()", "Verifier.kind = 'math'", "train.eval_every = 1"),
         *(f"validation/QuestionFile.path = '{tmp_path}/validation.jsonl'", "Evaluation.disjoint_from = None"),
@@ -109,7 +110,7 @@ def test_training_validation_and_benchmarks_see_no_answer_in_an_unfinished_thoug
         bindings += ["Prompts.template = 'chat'", f"Prompts.chat_template_from = '{thinking}'"]
     else:
         bindings += [f"Prompts.template = '{{question}} {begin}'", f"Prompts.thought_tags = ('{begin}', '{end}')"]
-    train_on_rows(byte_model, tmp_path / "run", rows_of["+"], *bindings)
+    train_on_rows(byte_model, tmp_path / "run", rows(tmp_path / "rows.jsonl"), *bindings)
     right = float(verdict == "correct")
     assert rows(tmp_path / "run")[-1]["reward/pass_at_1"] == right
     assert {each["verdict"] for each in samples(tmp_path / "run" / "evaluation" / "1", "validation")} == {verdict}
