@@ -59,7 +59,6 @@ LONG = (
     "test_benchmarks.py::test_every_section_of_the_gpus_benchmark_is_built_at_full_size_too",
     "test_ablate.py::test_a_failed_run_and_an_outage_stop_nothing",
     "test_doctor.py::test_planted_faults_are_named",
-    "test_explore.py::test_a_hundred_thousand_questions",
     "test_openrlhf_lora.py::test_with_zero_3_on_two_ranks",
     "test_openrlhf_run.py::test_a_run_goes_on_with_another_number_of_ranks",
     "test_openrlhf_matrix.py::*[1-",

@@ -11,8 +11,6 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import text_to_path
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -88,21 +86,6 @@ def size(bar: Element) -> tuple[float, float]:
 
 def texts(chart: Element) -> list[str]:
     return [node.text or "" for node in chart.iter("text")]
-
-
-def text_width(words: str, size: float) -> float:
-    font = FontProperties(family="DejaVu Sans", size=size)
-    return float(text_to_path.get_text_width_height_descent(words, font, False)[0])
-
-
-def across(text: Element) -> tuple[float, float]:
-    """(left, right) of a text."""
-    moved = re.match(r"translate\((\S+)", text.get("transform"))
-    style = dict(part.split(": ") for part in text.get("style").split("; "))
-    wide = text_width(text.text, float(style["font-size"].removesuffix("px")))
-    left = float(moved[1] if moved else text.get("x"))
-    left -= wide * {"start": 0, "middle": 0.5, "end": 1}[style.get("text-anchor", "start")]
-    return left, left + wide
 
 
 def horizontal(chart: Element) -> tuple[tuple[float, float], tuple[float, float]]:

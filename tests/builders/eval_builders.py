@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_builders import ROOT, byte_tokenizer
+from run_builders import ROOT, byte_tokenizer, train_small
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_orlhf.evaluation.responses import Key, Response, respond
@@ -46,7 +46,7 @@ def byte_model(folder: Path, heads: int = 1, layers: int = 1, vocabulary: int = 
             )
         )  # fmt: skip
     save_model(model, folder)
-    byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer(vocabulary if vocabulary > 260 else 0).save_pretrained(folder)
     return folder
 
 
@@ -124,3 +124,24 @@ def definition(folder: Path, **more: str) -> Path:
     path = folder / "mine.toml"
     path.write_text("[mine]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items()))
     return path
+
+
+def train_on_rows(model: Path, run: Path, rows: Sequence[dict], *more: str, resume: bool = False) -> None:
+    """One step on questions of a file beside the run, answers of two tokens. rows: its lines"""
+    path = run.parent / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bindings = [
+        "Work.questions = @QuestionFile()",
+        "Work.validation = None",
+        f"QuestionFile.path = '{path}'",
+        "QuestionFile.answer = 'answer'",
+        "QuestionFile.source = None",
+        "Verifier.kind = 'exact'",
+        "Prompts.max_tokens = 400",
+        "MAX_RESPONSE_TOKENS = 2",
+        "train.steps = 1",
+        "train.questions_per_step = 2",
+        "train.group_size = 2",
+        "train.eval_every = None",
+    ]
+    train_small(model, run, *bindings, *more, resume=resume)

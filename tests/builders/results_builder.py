@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from exgrpo_orlhf.evaluation.benchmarks import Benchmark
+from exgrpo_orlhf.evaluation.sets import BenchmarkSet
 from exgrpo_orlhf.io.files import write_json
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.tracking.samples import SampleFile
 from exgrpo_orlhf.tracking.scores import summarise
 
@@ -54,25 +57,19 @@ def make_samples(key: str, questions: int, samples: int, skill: float, plain: bo
             other = verdict
             if rng.random() < 0.05:
                 other = "wrong" if verdict == "correct" else "correct"
-            lines.append(
-                line(
-                    row,
-                    sample,
-                    verdict,
-                    id=f"{rng.getrandbits(128):032x}",
-                    seed=2**62 + 1 + row * samples + sample,
-                    question=f"Question {row} of {key}?",
-                    prompt=f"<|im_start|>user\nQuestion {row} of {key}: what is $\\sqrt{{{gold}^2}}$?<|im_end|>\n",
-                    gold=gold,
-                    response=TEXTS[(row * samples + sample) % len(TEXTS)] % gold,
-                    extracted=None if verdict == "no_answer" else gold if verdict == "correct" else gold + "1",
-                    plain=other if plain else None,
-                    prompt_tokens=40,
-                    response_tokens=int(drawn) if finish == "length" else min(2999, int(drawn)),
-                    finish=finish,
-                    group="Algebra <&>",
-                )
-            )
+            fields = {
+                "id": f"{rng.getrandbits(128):032x}",
+                "seed": 2**62 + 1 + row * samples + sample,
+                "prompt": f"<|im_start|>user\nQuestion {row} of {key}: what is $\\sqrt{{{gold}^2}}$?<|im_end|>\n",
+                "gold": gold,
+                "response": TEXTS[(row * samples + sample) % len(TEXTS)] % gold,
+                "extracted": None if verdict == "no_answer" else gold if verdict == "correct" else gold + "1",
+                "plain": other if plain else None,
+                "response_tokens": int(drawn) if finish == "length" else min(2999, int(drawn)),
+                "finish": finish,
+                "group": "Algebra <&>",
+            }
+            lines.append(line(row, sample, verdict, **fields))
     return lines
 
 
@@ -87,35 +84,13 @@ def make_results(
         files[key] = SampleFile(folder / key / "samples.jsonl")
         files[key].write(make_samples(key, questions, samples, skill, key in plain, seed))
         group = next(group for group, keys in GROUPS.items() if key in keys)
-        facts[key] = {
-            "title": TITLES[key],
-            "group": group,
-            "of_group": [each for each in GROUPS[group] if each in every],
-            "ask": None,
-            "departures": [],
-            "source": f"data/{key}.jsonl",
-            "fingerprint": key.encode().hex()[:16],
-            "questions": questions,
-            "rows": rows,
-            "official_rows": official,
-            "whole": questions == (official or rows),
-            "samples": samples,
-            "verifier": "math",
-            "temperature": 0.6,
-            "top_p": 1.0,
-            "max_tokens": 3000,
-            "in_mean": True,
-            "notes": [] if official in (None, rows) else [f"{rows} rows, {official} are official"],
-        }
+        benchmark = Benchmark(key, TITLES[key], "math", samples, 0.6, 1.0, 3000, group=group, rows=official)
+        asked = tuple((row, Question.make(key, f"Question {row} of {key}?", "1")) for row in range(questions))
+        notes = () if official in (None, rows) else (f"{rows} rows, {official} are official",)
+        test_set = BenchmarkSet(benchmark, asked, rows, f"data/{key}.jsonl", notes)
+        facts[key] = test_set.facts(None, [each for each in GROUPS[group] if each in every])
     record = {
-        "model": {
-            "path": f"runs/{folder.name}/checkpoint-120",
-            "hash": "5f0c" * 10,
-            "revision": None,
-            "run": folder.name,
-            "step": 120,
-            "mlflow_run_id": None,
-        },
+        "model": {"path": f"runs/{folder.name}/checkpoint-120", "hash": "5f0c" * 10, "run": folder.name, "step": 120},
         "template": {"name": "qwen_math", "system": None, "fingerprint": "a1b2c3d4"},
         "engine": {"name": "transformers", "dtype": "float32", "batch_tokens": 16384, "reproducible": None},
         "seed": seed,

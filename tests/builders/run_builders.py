@@ -157,9 +157,11 @@ def wait_until(condition, seconds=600.0, process: subprocess.Popen | None = None
         time.sleep(every)
 
 
-def byte_tokenizer() -> Qwen2Tokenizer:
-    """Qwen2's byte-level tokenizer without merges: any text, one token per byte."""
+def byte_tokenizer(size: int = 0) -> Qwen2Tokenizer:
+    """Qwen2's byte-level tokenizer without merges: any text, one token per byte. size: of its vocabulary, the rest of
+    which only a model writes"""
     vocabulary = {"<|endoftext|>": 0} | {c: i + 1 for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary |= {f"token{i}": i for i in range(len(vocabulary), size)}
     tokenizer = Qwen2Tokenizer(
         vocab=vocabulary, merges=[], unk_token="<|endoftext|>", eos_token="<|endoftext|>", pad_token="<|endoftext|>"
     )

@@ -21,11 +21,7 @@ from exgrpo_orlhf.training.preparation import prepare, prepare_and_run
 
 def begin(model: Path, run: Path, *more: str) -> TrainingRun:
     experiment = config.load(["toy.gin"], small_bindings(model, *more))
-    engine = TorchEngine(
-        LocalParts.of(experiment),
-        model_path=model,
-        seed=experiment.settings.seed,
-    )
+    engine = TorchEngine(LocalParts.of(experiment), model_path=model, seed=experiment.settings.seed)
     return prepare(RunSpec(experiment, run, "unused", {}, prepare_and_run), lambda checkpoint: engine)
 
 

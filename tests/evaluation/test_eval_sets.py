@@ -95,16 +95,6 @@ def test_the_defaults_of_a_file_are_of_its_own_benchmarks_alone(tmp_path):
     assert [benchmarks[name].max_tokens for name in ("a", "b", "math500")] == [16, 8192, 8192]
 
 
-def test_a_checkpoint_of_a_study_has_its_variant_and_seed_in_its_name(byte_model, tmp_path):
-    names = []
-    for run in ("rho/paper/seed0", "rho/on_policy/seed0", "mine"):
-        checkpoint = shutil.copytree(byte_model, tmp_path / run / "checkpoint-3")
-        (checkpoint / "trainer").mkdir()
-        (checkpoint / "trainer" / "state.json").write_text('{"step": 3, "identity": {}}')
-        names.append(evaluated_model.load(str(checkpoint))[0].name)
-    assert names == ["paper-seed0-3", "on_policy-seed0-3", "mine-3"]
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -252,6 +242,7 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
             "'Which?' of 'mine', Verifier.kind = 'choice': the gold",
         ),
         ('{"problem": "7+7", "answer": "4"}\n', {"verifier": '"modular_chain"'}, "not a modular chain"),
+        ('{"problem": "?", "answer": "print(4)"}\n', {"verifier": '"code"'}, "line 1 of the tests cannot be read: pri"),
         ('{"problem": "7", "answer": "4"}\n', {"verifier": '"function"', "function": '"no.py"'}, "no.py"),
         (
             None,

@@ -7,8 +7,8 @@ import logging
 import shutil
 
 import pytest
-from eval_builders import HERE, definition, results, samples
-from run_builders import SWITCHED, THINKING, byte_tokenizer, train_small
+from eval_builders import HERE, definition, results, samples, train_on_rows
+from run_builders import SWITCHED, THINKING, byte_tokenizer
 from transformers import AutoTokenizer
 
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
@@ -54,15 +54,8 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
     caplog.set_level(logging.INFO)
     rows = [{"prompt": [{"role": role, "content": text} for role, text in question.prompt], "answer": "2"}
             for question in questions(ROWS, ROWS)]  # fmt: skip
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bindings = (
-        *("Work.questions = @QuestionFile()", "Work.validation = None", "Verifier.kind = 'exact'"),
-        *(f"QuestionFile.path = '{tmp_path}/rows.jsonl'", "QuestionFile.answer = 'answer'"),
-        *("QuestionFile.source = None", "Prompts.max_tokens = 400", "MAX_RESPONSE_TOKENS = 2"),
-        *("train.steps = 1", "train.questions_per_step = 2", "train.group_size = 2", "train.eval_every = None"),
-        *("Prompts.template = 'chat'", f"Prompts.chat_template_from = '{thinking}'", "LoRA.rank = 1"),
-    )
-    train_small(byte_model, tmp_path / "run", *bindings)
+    chat = ("Prompts.template = 'chat'", f"Prompts.chat_template_from = '{thinking}'")
+    train_on_rows(byte_model, tmp_path / "run", rows, *chat, "LoRA.rank = 1")
     shown = [record.getMessage() for record in caplog.records if "a prompt of training" in record.getMessage()]
     assert shown == [f"a prompt of training, template 'chat': {asks(ROWS, '0+1?')!r}"]
 
@@ -105,17 +98,10 @@ def test_what_the_chat_template_took_in_training_it_takes_in_evaluation(
     (tmp_path / "switched.jinja").write_text(SWITCHED)
     row = {"prompt": "2+2?", "answer": "4", "chat_template_kwargs": {"enable_thinking": True}}
     rows = [row, {**row, "prompt": "1+1?", "chat_template_kwargs": {}}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bindings = (
-        *("Work.questions = @QuestionFile()", "Work.validation = None", "Verifier.kind = 'exact'"),
-        *(f"QuestionFile.path = '{tmp_path}/rows.jsonl'", "QuestionFile.answer = 'answer'"),
-        *("QuestionFile.source = None", "Prompts.max_tokens = 400"),
-        *("QuestionFile.meta = ('chat_template_kwargs',)", "MAX_RESPONSE_TOKENS = 2", "train.questions_per_step = 2"),
-        *("train.steps = 1", "train.group_size = 2", "train.eval_every = None", "Prompts.template = 'chat'"),
-        f"Prompts.chat_template_from = '{tmp_path}/switched.jinja'",
-    )
+    chat = ["Prompts.template = 'chat'", f"Prompts.chat_template_from = '{tmp_path}/switched.jinja'"]
+    chat += ["QuestionFile.meta = ('chat_template_kwargs',)"]
     thinks = "Prompts.chat_template_kwargs = {'enable_thinking': False}"
-    train_small(byte_model, tmp_path / "run", *bindings, thinks)
+    train_on_rows(byte_model, tmp_path / "run", rows, *chat, thinks)
     silent, aloud = "user: 2+2?\nassistant: <think>\n\n</think>\n\n", "user: 2+2?\nassistant: "
     assert f"a prompt of training, template 'chat': {aloud!r}" in caplog.messages
 
@@ -132,7 +118,7 @@ def test_what_the_chat_template_took_in_training_it_takes_in_evaluation(
         line = json.loads(text.splitlines()[0])
         assert line["prompt"] == ending.replace("2+2?", line["question"]), "no request for a box, as in training"
     with pytest.raises(UnusableCheckpoint, match="chat_template_kwargs"):
-        train_small(byte_model, tmp_path / "run", *bindings, "train.steps = 2", resume=True)
+        train_on_rows(byte_model, tmp_path / "run", rows, *chat, "train.steps = 2", resume=True)
 
 
 BOX = "\nPut the result in \\boxed{}."
@@ -220,16 +206,6 @@ def test_what_a_run_records_of_its_prompts(prompt_of, caplog):
     assert prompt_of({"template": "plain", "system": None, **plain}) == ("2+2?", lost), "it has no place for it"
 
 
-def test_a_long_prompt_is_shown_by_its_beginning_and_its_end(caplog):
-    caplog.set_level(logging.INFO)
-    long = [Question.make("mine", f"a{'b' * 5000}c", "1")]
-    PromptEncoder(Prompts("chat", 9999), byte_tokenizer()).introduce(long, [])
-    [shown] = caplog.messages
-    assert len(shown) < 1100
-    assert "'<|user|>abb" in shown
-    assert shown.endswith("bbc<|assistant|>'")
-
-
 def test_a_server_of_a_checkpoint_is_asked_as_in_training_as_far_as_it_is_known(script, byte_model, tmp_path):
     checkpoint = shutil.copytree(byte_model, tmp_path / "run" / "checkpoint-3")
     (checkpoint / "trainer").mkdir()
@@ -254,15 +230,6 @@ def test_a_server_of_a_checkpoint_is_asked_as_in_training_as_far_as_it_is_known(
         [request] = builder.requests([BenchmarkSet(benchmark, ((0, question),), 1, "here", ())])
         assert (request.messages == asked) == bool(training)
         assert prompts_as_trained.departures(builder, [benchmark]) == departures
-
-
-def test_top_p_of_greedy_decoding_is_said_to_have_no_effect(byte_model, bench, tmp_path, caplog):
-    words = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--limit", 1)
-    for top_p, temperature, warned in ((0.5, 0, 1), (1.0, 0, 0), (0.5, 1, 0)):
-        caplog.clear()
-        sampling = ("--top-p", top_p, "--temperature", temperature)
-        bench("--model", byte_model, *words, *sampling, "--out", tmp_path / f"{top_p}-{temperature}")
-        assert [text.startswith("top-p has no effect on mine") for text in caplog.messages].count(True) == warned
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 from eval_builders import CHAINS, HERE, RUN_BENCH, definition, results, samples, timeless_results
 from full_disk import full_disk
 from mlflow.tracking import MlflowClient
-from product_runs import guesser
 from results_builder import make_results
 from run_builders import BUILDERS, ROOT, python, rows, small_bindings, train_small, wait_until
 from tracking_builders import tracked_runs
@@ -142,15 +141,9 @@ def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_name
 
 @pytest.mark.slow
 def test_random_kills_change_nothing(warm_model, tmp_path, bench):
-    words = [
-        "--model",
-        warm_model,
-        "--definitions",
-        definition(tmp_path, samples="3", verifier='"math"'),
-        "--benchmarks",
-        "chains,mine",
-    ]
-    words += ["--limit", 60, "--samples", 4, "--max-tokens", 48, "--rows", 3, *HERE, "--template", "plain"]
+    words = ["--model", warm_model, "--definitions", definition(tmp_path, samples="3", verifier='"math"')]
+    words += ["--benchmarks", "chains,mine", "--limit", 60, "--samples", 4, "--max-tokens", 48, "--rows", 3]
+    words += [*HERE, "--template", "plain"]
     bench(*words, "--out", tmp_path / "whole")
     killer = (BUILDERS / "bench_killer.py", 8, tmp_path / "killed", "--")
     done = python(*killer, *words, "--out", tmp_path / "killed", env={"OMP_NUM_THREADS": "1"}, timeout=600)
@@ -327,18 +320,19 @@ def test_an_attempt_without_a_response_does_not_bind_later_ones(tmp_path, chains
     assert results(tmp_path)["benchmarks"]["chains"]["samples"] == 1
 
 
-def test_a_set_or_an_instruction_that_has_changed_is_refused(byte_model, tmp_path, bench):
-    words = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 8, "--limit", 4)
-    words = ("--model", byte_model, *words, "--out", tmp_path / "x")
-    bench(*words)
-    definition(tmp_path, ask='"Just guess."')
-    assert "answers another prompt than would be asked now" in bench(*words, "--limit", 6, status=2)
-    definition(tmp_path)
-    (tmp_path / "mine.jsonl").write_text((tmp_path / "mine.jsonl").read_text().replace("What is", "How much is"))
-    assert "answers another prompt than would be asked now" in bench(*words, status=2)
+CHANGES = {  # what of the block or its files is changed between two calls, and what the second one says
+    "the questions": ({}, lambda text: text.replace("What is", "How much is"), "another prompt than would be asked"),
+    "the instruction": ({"ask": '"Just guess."'}, None, "answers another prompt than would be asked now"),
+    "the grader's file": ({}, lambda text: text.replace("1.0", "0.5"), "mine.function_sha256: "),
+    "the groups": ({"by": '"problem"'}, None, "mine.by: None there, 'problem' now"),
+}
 
 
-def test_a_block_with_another_grader_or_other_groups_is_refused(byte_model, tmp_path, bench, monkeypatch):
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_block_whose_set_instruction_grader_or_groups_have_changed_is_refused(
+    changed, byte_model, tmp_path, bench, monkeypatch
+):
+    more, rewrite, message = CHANGES[changed]
     monkeypatch.chdir(tmp_path)
     grader = tmp_path / "rewards.py"
     grader.write_text("def reward_func(queries, prompts, labels): return 1.0\n")
@@ -346,10 +340,10 @@ def test_a_block_with_another_grader_or_other_groups_is_refused(byte_model, tmp_
     words = ("--definitions", definition(tmp_path, **block), "--benchmarks", "mine", *HERE, "--max-tokens", 8)
     words = ("--model", byte_model, *words, "--limit", 4, "--out", tmp_path / "x")
     bench(*words)
-    grader.write_text("def reward_func(queries, prompts, labels): return 0.5\n")
-    assert "mine.function_sha256: " in bench(*words, status=2)
-    definition(tmp_path, **block, by='"problem"')
-    assert "mine.by: None there, 'problem' now" in bench(*words, status=2)
+    definition(tmp_path, **block, **more)
+    file = grader if changed == "the grader's file" else tmp_path / "mine.jsonl"
+    file.write_text(rewrite(file.read_text()) if rewrite else file.read_text())
+    assert message in bench(*words, status=2)
 
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path, chains):
@@ -424,33 +418,6 @@ def test_an_mlflow_that_does_not_answer_loses_nothing(warm_model, tmp_path, benc
     bench("--model", warm_model, *words, "--out", tmp_path / "x")
     assert "run the same command again" in caplog.text
     assert results(tmp_path / "x")["benchmarks"]["chains"]["questions"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("needs_sandbox")
-def test_programs_are_run_against_the_column_of_tests(tmp_path, bench):
-    """Tests as text, as lists and as records; the model writes print(4) or something else at random."""
-    model = guesser(tmp_path / "guesser")
-    file = definition(
-        tmp_path, verifier='"code"', samples="16", temperature="1.0", max_tokens="8",
-        files='[{ name = "programs.jsonl", question = "problem", answer = "tests" }]',
-    )  # fmt: skip
-    tests = {"inputs": ["", " "], "outputs": ["4", "4"]}
-    columns = [json.dumps(tests), tests, [{"input": "", "output": "4"}], ["assert f() == 4", "assert f() == 4"]]
-    questions = [json.dumps({"problem": f"2 + 2 = ? ({i})", "tests": tests}) for i, tests in enumerate(columns)]
-    (tmp_path / "programs.jsonl").write_text("\n".join(questions))
-    words = ("--model", model, "--definitions", file, "--benchmarks", "mine", *HERE)
-    bench(*words, "--out", tmp_path / "x")
-    lines = samples(tmp_path / "x", "mine")
-    right = "```python\nprint(4)\n```"
-    assert {line["row"] for line in lines if line["verdict"] == "correct"} <= {0, 1, 2}
-    assert {line["verdict"] for line in lines if line["response"] == right and line["row"] < 3} == {"correct"}
-    assert {line["verdict"] for line in lines if right not in line["response"]} <= {"no_answer", "wrong"}
-    assert {line["verdict"] for line in lines if line["row"] == 3} <= {"no_answer", "wrong"}, "f is not defined"
-    assert results(tmp_path / "x")["benchmarks"]["mine"]["ask"].endswith("in one Python code block.")
-    questions[0] = json.dumps({"problem": "2 + 2 = ?", "tests": "print(4)"})
-    (tmp_path / "programs.jsonl").write_text("\n".join(questions))
-    assert "line 1 of the tests cannot be read: print(4)" in bench(*words, "--out", tmp_path / "y", status=2)
 
 
 @pytest.mark.slow

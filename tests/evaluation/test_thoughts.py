@@ -7,9 +7,9 @@ import re
 
 import numpy as np
 import pytest
-from eval_builders import HERE, definition, samples
+from eval_builders import HERE, definition, samples, train_on_rows
 from replay_builders import rollout
-from run_builders import byte_tokenizer, rows, train_small
+from run_builders import byte_tokenizer, rows
 from thought_builders import OWN, TAGS
 
 from exgrpo_orlhf.engines.engine import Engine
@@ -102,19 +102,15 @@ def test_training_validation_and_benchmarks_see_no_answer_in_an_unfinished_thoug
     for name, sign in (("rows", "+"), ("validation", "-")):
         lines = [{"prompt": f"{i}{sign}1?", "answer": "2"} for i in range(4)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    bindings = (
-        *("Work.questions = @QuestionFile()", "Work.validation = @validation/QuestionFile()", "Verifier.kind = 'math'"),
-        f"validation/QuestionFile.path = '{tmp_path}/validation.jsonl'",
-        *(f"QuestionFile.path = '{tmp_path}/rows.jsonl'", "QuestionFile.answer = 'answer'"),
-        *("QuestionFile.source = None", "Prompts.max_tokens = 400", "MAX_RESPONSE_TOKENS = 2"),
-        *("train.steps = 1", "train.questions_per_step = 2", "train.group_size = 2", "train.eval_every = 1"),
-        "Evaluation.disjoint_from = None",
-    )
+    bindings = [
+        *("Work.validation = @validation/QuestionFile()", "Verifier.kind = 'math'", "train.eval_every = 1"),
+        *(f"validation/QuestionFile.path = '{tmp_path}/validation.jsonl'", "Evaluation.disjoint_from = None"),
+    ]
     if begin == "<think>":
-        bindings += ("Prompts.template = 'chat'", f"Prompts.chat_template_from = '{thinking}'")
+        bindings += ["Prompts.template = 'chat'", f"Prompts.chat_template_from = '{thinking}'"]
     else:
-        bindings += (f"Prompts.template = '{{question}} {begin}'", f"Prompts.thought_tags = ('{begin}', '{end}')")
-    train_small(byte_model, tmp_path / "run", *bindings)
+        bindings += [f"Prompts.template = '{{question}} {begin}'", f"Prompts.thought_tags = ('{begin}', '{end}')"]
+    train_on_rows(byte_model, tmp_path / "run", rows(tmp_path / "rows.jsonl"), *bindings)
     right = float(verdict == "correct")
     assert rows(tmp_path / "run")[-1]["reward/pass_at_1"] == right
     assert {each["verdict"] for each in samples(tmp_path / "run" / "evaluation" / "1", "validation")} == {verdict}

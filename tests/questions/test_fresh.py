@@ -191,16 +191,6 @@ def test_excluded_and_retired_questions_do_not_come():
     assert draw(fresh, 4, exclude=IDS[:10]) == []
 
 
-def test_a_question_rests_for_as_many_steps_as_said():
-    fresh, rest = weighted(40, cooldown=3), {}
-    for step in range(1, 60):
-        batch = draw(fresh, 8, step=step)
-        assert all(step - rest.get(name, -9) > 3 for name in batch)
-        rest |= dict.fromkeys(batch, step)
-        fresh.observe([of(0.5, IDS.index(name)) for name in batch], step)
-    assert set(rest) == set(IDS), "and comes again"
-
-
 def test_if_too_few_others_are_left_those_that_have_rested_longest_come():
     fresh = weighted(6, cooldown=10)
     fresh.observe([of(0.5, 0), of(0.5, 1)], 1)
@@ -211,18 +201,18 @@ def test_if_too_few_others_are_left_those_that_have_rested_longest_come():
     assert draw(fresh, 6, step=4)[-1] == IDS[0]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("cooldown", [1, 3])
-def test_a_question_rests_too_where_the_next_step_is_drawn_before_this_one_is_observed(cooldown):
-    """train.generate_ahead: the batch of step t+1 is drawn in step t."""
-    fresh, last = weighted(cooldown=cooldown), {}
-    batch = draw(fresh, 8, step=1)
-    for step in range(1, 40):
+def test_a_question_rests_for_as_many_steps_as_said(cooldown, ahead):
+    """ahead: as with train.generate_ahead, the batch of step t+1 is drawn in step t, before that is observed."""
+    fresh, last, coming = weighted(cooldown=cooldown), {}, []
+    for step in range(1, 60):
+        batch = coming or draw(fresh, 8, step=step)
         assert all(step - last.get(name, -9) > cooldown for name in batch)
         last |= dict.fromkeys(batch, step)
-        coming = draw(fresh, 8, step=step + 1)
+        coming = draw(fresh, 8, step=step + 1) if ahead else []
         fresh.observe([of(0.5, IDS.index(name)) for name in batch], step)
-        batch = coming
-    assert set(last) == set(IDS)
+    assert set(last) == set(IDS), "and comes again"
 
 
 def steps(fresh, first: int, last: int) -> list[list[str]]:

@@ -94,6 +94,7 @@ def sets(tmp_path):
     test = [{"prompt": "two apples, or 2?"}, {"prompt": "is a \\le b or x^2?"}, {"prompt": "Nine pears?"}]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(r) + "\n" for r in test))
     (tmp_path / "clean_test.jsonl").write_text(json.dumps(test[2]) + "\n")
+    (tmp_path / "one.jsonl").write_text(json.dumps({"prompt": "Two \ud800 apples?"}) + "\n")
     return tmp_path
 
 
@@ -116,7 +117,7 @@ def test_the_clean_subset_keeps_the_form_and_all_columns_and_overlaps_no_more(se
 
 
 def test_wrong_arguments_of_the_overlap_check_say_what_to_do(sets, script):
-    train, test = f"{sets / 'train.jsonl'}:question", sets / "test.jsonl"
+    train, test, one = f"{sets / 'train.jsonl'}:question", sets / "test.jsonl", sets / "one.jsonl"
     for arguments, message in [
         ((sets / "train.jsonl", test), "train.jsonl: no column 'prompt', there are question, answer, level; give"),
         ((sets / "train.parquet", test), "no column 'prompt', there are question, answer, level; give"),
@@ -124,11 +125,17 @@ def test_wrong_arguments_of_the_overlap_check_say_what_to_do(sets, script):
         ((train, "aime24", "--out", sets), "not prepared yet; run scripts/prepare_data.py --only aime24"),
         ((train, test, "--write-clean", sets / "clean.csv"), "its name ends in .jsonl"),
         ((train, test, "--write-clean", sets / "train.jsonl"), "is the training file itself"),
+        ((one, one, "--write-clean", sets / "none.jsonl"), f"every row of {one} overlaps: {sets / 'none.jsonl'} would"),
     ]:
         done = script("--check-overlap", *arguments)
         assert (done.returncode, message in done.stderr) == (1, True), done.stderr
         assert "Traceback" not in done.stderr
     assert (sets / "train.jsonl").read_text().count("\n") == 5
+    assert not (sets / "none.jsonl").exists()
+    report = sets / "new" / "overlap.json"  # half a surrogate pair breaks no report
+    assert script("--check-overlap", one, one, "--json", report).returncode == 0
+    assert json.loads(report.read_text("ascii"))["tests"][0]["same_text"] == 1
+    assert [path.name for path in report.parent.iterdir()] == ["overlap.json"]
 
 
 @pytest.mark.parametrize("option", ["--write-clean", "--json"])
@@ -144,25 +151,6 @@ def test_no_set_that_is_read_is_written_to(sets, option, script):
     new = sets / "new.jsonl"
     done = script("--check-overlap", f"{train}:question", test, "--write-clean", new, "--json", new)
     assert ("is the report too" in done.stderr, new.exists()) == (True, False)
-
-
-def test_a_subset_without_a_row_is_not_made(sets, script):
-    train, clean = sets / "one.jsonl", sets / "clean.jsonl"
-    train.write_text(json.dumps({"prompt": "Two apples?"}) + "\n")
-    (sets / "same.jsonl").write_bytes(train.read_bytes())
-    done = script("--check-overlap", train, sets / "same.jsonl", "--write-clean", clean)
-    assert (done.returncode, clean.exists()) == (1, False)
-    assert f"error: every row of {train} overlaps: {clean} would be empty" in done.stderr
-
-
-def test_half_a_surrogate_pair_breaks_no_report(sets, script):
-    train, test, report = sets / "half.jsonl", sets / "half_test.jsonl", sets / "new" / "overlap.json"
-    train.write_text(json.dumps({"prompt": "Two \ud800 apples?"}) + "\n")
-    test.write_text(json.dumps({"prompt": "Two \ud800 apples?"}) + "\n")
-    done = script("--check-overlap", train, test, "--json", report)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(report.read_text("ascii"))["tests"][0]["same_text"] == 1
-    assert [path.name for path in report.parent.iterdir()] == ["overlap.json"]
 
 
 def test_validation_questions_that_are_only_set_differently_are_refused():

@@ -11,7 +11,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from run_builders import ROOT, python, small_bindings, train_in
+from run_builders import ROOT, python, small_bindings
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix, fingerprint
@@ -213,11 +213,3 @@ def test_a_filter_that_leaves_nothing_or_misses_a_part_is_refused(tmp_path, raw_
         config.load(["toy.gin"], [b for b in bindings if not b.startswith("LengthFilter.model")])
     with pytest.raises(config.ConfigError, match=r"LengthFilter\.prompts takes Prompts, got None"):
         config.load(["toy.gin"], [*bindings, "LengthFilter.prompts = None"])
-
-
-def test_a_run_trains_on_a_filtered_mix_and_its_saved_configuration_is_the_same(tmp_path, raw_model):
-    bindings, run = [*mixed_bindings(tmp_path, raw_model), "train.steps = 2"], tmp_path / "run"
-    assert train_in(run, bindings).steps == 2
-    experiment, again = config.load(["toy.gin"], bindings), config.load([run / "config.gin"])
-    assert again.config_hash == experiment.config_hash
-    assert fingerprint(again.questions.load()) == fingerprint(experiment.questions.load())

@@ -225,43 +225,9 @@ MISSING = (
     r"solution, answer; set QuestionFile\.prompt \(question or problem\) and "
     r"QuestionFile\.answer \(answer or solution\) and QuestionFile\.meta"
 )
-
-
-@pytest.mark.parametrize(
-    ("row", "fields", "message"),
-    [
-        (verl_row(), {"answer": "gold"}, r"no column 'gold', there are .*prompt.*reward_model\.ground_truth.*\.answer"),
-        (verl_row(), {"answer": "reward_model.gold"}, r"no column 'reward_model\.gold'"),
-        (verl_row(), {"source": "set"}, r"no column 'set'.*QuestionFile\.source \(None: the set's own name\)"),
-        (SEVERAL, {"meta": ("tests",)}, MISSING),
-        *((verl_row(answer=x), {}, r"row 0: field 'reward_model\.ground_truth' is") for x in (float("nan"), None)),
-    ],
-)
-def test_missing_columns_are_named_together_with_what_they_may_be(tmp_path, row, fields, message):
-    with pytest.raises(ValueError, match=message):
-        parquet(tmp_path / "q.parquet", row, **fields).load()
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "message"),
-    [
-        ("folder", FileNotFoundError, r"/folder: this is a folder, not a file \(QuestionFile\.path\)"),
-        ("folder.jsonl", FileNotFoundError, r"/folder\.jsonl: this is a folder, not a file"),
-        ("nowhere.jsonl", FileNotFoundError, r"nowhere\.jsonl: no such file"),
-        ("q.jsonl.gz", ValueError, r"q\.jsonl\.gz: a file .* ends in .*, not '\.gz'; unpack it with gunzip"),
-        ("q.txt", ValueError, r"ends in \.parquet, \.jsonl or \.csv, not '\.txt'"),
-    ],
-)
-def test_a_path_that_is_no_file_of_questions_is_refused_as_what_it_is(tmp_path, name, kind, message):
-    if name.startswith("folder"):
-        (tmp_path / name).mkdir()
-    elif name.startswith("q."):
-        (tmp_path / name).touch()
-    with pytest.raises(kind, match=message):
-        QuestionFile(str(tmp_path / name)).load()
-
-
 GOOD = b'{"question": "a", "answer": "1"}\n'
+BOUND = {"prompt": "question", "answer": "answer"}
+FOLDER = object()
 PROMPTS = {
     "7": "a prompt is text or a list",
     "null": "a prompt is text or a list",
@@ -274,54 +240,67 @@ PROMPTS = {
     '[{"role": "user", "content": ""}]': "ends in an empty message",
 }
 NO_FIELD = r"no column 'answer', there are question, gold; set QuestionFile\.answer"
+LINES = [  # what a line holds, and what is said of it
+    (GOOD + b'{"question": \n', "line 2: not JSON"),
+    (GOOD + b"\n" + GOOD, "line 2: not JSON"),
+    (GOOD + b"[" * 10**5 + b"]" * 10**5 + b"\n", "line 2: not JSON"),
+    (b'{"question": "a", "answer": NaN}\n', "line 1: not JSON: NaN is no JSON number"),
+    (b"[1]\n", "line 1: a row is an object"),
+    (GOOD + b'{"question": "\xff', r"line 2: not JSON.*was it written to the end"),
+    (b'{"question": "a", "gold": "1"}\n', NO_FIELD),
+    *(
+        (f'{{"question": {prompt}, "answer": 1}}\n'.encode(), f"line 1: field 'question' .*{message}")
+        for prompt, message in PROMPTS.items()
+    ),
+    *(
+        (f'{{"question": "a", "answer": {gold}}}\n'.encode(), "line 1: field 'answer' is .* a gold answer is text")
+        for gold in ("null", "true", '""', "[null]", "1e999")
+    ),
+    (b"", "holds no questions"),
+    (GOOD + b'{"question": "b\\ud800", "answer": "1"}\n', r"line 2: '\\ud800' is half a character"),
+    (GOOD + b'{"question": "b", "answer": "\\udfff"}\n', r"line 2: '\\udfff' is half a character"),
+]
+CSV = [
+    (b"question,answer\na,1\nb,2,3\n", r", row 1 \(ends in line 3\): 3 values for the 2 columns"),
+    (b"question,gold\na,1\n", f": {NO_FIELD}"),
+    (b'question,answer\n"a,1\n', r", row 0 .*not CSV.*was it written to the end"),
+    (b"question,question\na,1\n", ": the header names a column twice"),
+    (b"question,answer\na,\n", r", row 0: field 'answer' is ''; a gold answer is text"),
+    (b"question,answer\n", " holds no questions"),
+    (b"", ": the file has no header"),
+    (b"\n", ": the file has no header"),
+    (b"question,answer\nna\xefve?,1\n", r", line 2: not UTF-8; save the file as UTF-8"),
+]
+REFUSED = [  # the file; its bytes, a row of a parquet file, FOLDER or None (no such file); settings; what is said
+    ("q.parquet", verl_row(), {"answer": "gold"}, r"no column 'gold', there are .*prompt.*ground_truth.*\.answer"),
+    ("q.parquet", verl_row(), {"answer": "reward_model.gold"}, r"no column 'reward_model\.gold'"),
+    ("q.parquet", verl_row(), {"source": "set"}, r"no column 'set'.*QuestionFile\.source \(None: the set's own name\)"),
+    ("q.parquet", SEVERAL, {"meta": ("tests",)}, MISSING),
+    *(
+        ("q.parquet", verl_row(answer=gold), {}, r"row 0: field 'reward_model\.ground_truth' is")
+        for gold in (float("nan"), None)
+    ),
+    ("folder", FOLDER, {}, r"/folder: this is a folder, not a file \(QuestionFile\.path\)"),
+    ("folder.jsonl", FOLDER, {}, r"/folder\.jsonl: this is a folder, not a file"),
+    ("nowhere.jsonl", None, {}, r"nowhere\.jsonl: no such file"),
+    ("q.jsonl.gz", b"", {}, r"q\.jsonl\.gz: a file .* ends in .*, not '\.gz'; unpack it with gunzip"),
+    ("q.txt", b"", {}, r"ends in \.parquet, \.jsonl or \.csv, not '\.txt'"),
+    *(("q.jsonl", content, BOUND, rf"q\.jsonl(:|,)? {message}") for content, message in LINES),
+    *(("q.csv", content, {**BOUND, "source": None}, rf"q\.csv{message}") for content, message in CSV),
+]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (GOOD + b'{"question": \n', r"line 2: not JSON"),
-        (GOOD + b"\n" + GOOD, "line 2: not JSON"),
-        (GOOD + b"[" * 10**5 + b"]" * 10**5 + b"\n", "line 2: not JSON"),
-        (b'{"question": "a", "answer": NaN}\n', "line 1: not JSON: NaN is no JSON number"),
-        (b"[1]\n", "line 1: a row is an object"),
-        (GOOD + b'{"question": "\xff', r"line 2: not JSON.*was it written to the end"),
-        (b'{"question": "a", "gold": "1"}\n', NO_FIELD),
-        *(
-            (f'{{"question": {prompt}, "answer": 1}}\n'.encode(), f"line 1: field 'question' .*{message}")
-            for prompt, message in PROMPTS.items()
-        ),
-        *(
-            (f'{{"question": "a", "answer": {gold}}}\n'.encode(), "line 1: field 'answer' is .* a gold answer is text")
-            for gold in ("null", "true", '""', "[null]")
-        ),
-        (b"", "holds no questions"),
-        (GOOD + b'{"question": "b\\ud800", "answer": "1"}\n', r"line 2: '\\ud800' is half a character"),
-        (GOOD + b'{"question": "b", "answer": "\\udfff"}\n', r"line 2: '\\udfff' is half a character"),
-        (b'{"question": "b", "answer": 1e999}\n', "line 1: field 'answer' is .* a gold answer is text"),
-    ],
-)
-def test_a_line_that_cannot_be_used_is_named(tmp_path, content, message):
-    with pytest.raises(ValueError, match=rf"q\.jsonl(:|,)? {message}"):
-        text(tmp_path / "q.jsonl", content).load()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("question,answer\na,1\nb,2,3\n", r", row 1 \(ends in line 3\): 3 values for the 2 columns"),
-        ("question,gold\na,1\n", r": no column 'answer', there are question, gold; set QuestionFile\.answer"),
-        ('question,answer\n"a,1\n', r", row 0 .*not CSV.*was it written to the end"),
-        ("question,question\na,1\n", ": the header names a column twice"),
-        ("question,answer\na,\n", r", row 0: field 'answer' is ''; a gold answer is text"),
-        ("question,answer\n", " holds no questions"),
-        ("", ": the file has no header"),
-        ("\n", ": the file has no header"),
-        (b"question,answer\nna\xefve?,1\n", r", line 2: not UTF-8; save the file as UTF-8"),
-    ],
-)
-def test_a_broken_csv_file_is_named_with_row_and_column(tmp_path, content, message):
-    with pytest.raises(ValueError, match=rf"q\.csv{message}"):
-        text(tmp_path / "q.csv", content, source=None).load()
+@pytest.mark.parametrize(("name", "content", "fields", "message"), REFUSED)
+def test_a_file_that_cannot_be_used_is_named_with_its_line_or_column(tmp_path, name, content, fields, message):
+    path = tmp_path / name
+    if content is FOLDER:
+        path.mkdir()
+    elif isinstance(content, dict):
+        pq.write_table(pa.Table.from_pylist([content]), path)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        QuestionFile(str(path), **fields).load()
 
 
 def test_numbers_in_parquet_are_answers(tmp_path):

@@ -284,16 +284,6 @@ while True:
 """
 
 
-def test_progress_is_logged_when_something_has_changed_and_not_again(warm_model, tmp_path, caplog):
-    study = runner(warm_model, tmp_path / "out", "", variants=2)
-    caplog.set_level("INFO")
-    for _ in range(2):
-        study._log_news()
-        study._log_news()
-        study.finished += [study.waiting.pop()]
-    assert [message.partition(",")[0] for message in caplog.messages] == ["g: 0 of 2 done", "g: 1 of 2 done"]
-
-
 def test_a_second_ctrl_c_kills_what_does_not_end(warm_model, tmp_path):
     study = runner(warm_model, tmp_path / "out", DEAF, variants=2)
     folder = tmp_path / "out" / "v0" / "seed0"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from drawn_charts import charts as drawn_charts
-from drawn_charts import clipped, of_class, outline, plot, points, texts
+from drawn_charts import clipped, of_class, outline, plot
 from study_builders import made
 
 from exgrpo_orlhf.config import variant_of
@@ -185,31 +185,6 @@ def test_bands_intervals_and_dots_lie_wholly_in_the_plot():
     assert "goes on beyond it" not in text
     low = comparison.variants[2].mean("final").bounds[0]
     assert low < 0, "an interval that begins below the least value is whole too"
-
-
-def test_a_band_much_wider_than_the_curves_leaves_them_legible_and_is_clipped_and_said():
-    wide = compare(METRIC, [made("a", seed, [0.1, 0.4 + 0.4 * seed]) for seed in (0, 1)], None)  # ± 12.7 · 0.2
-    text = comparison_tables.page("t", "a", [wide], [])
-    assert "A band that reaches the edge of a plot goes on beyond it." in text
-    for chart in drawn_charts(text, "learning"):
-        _, top, _, bottom = plot(chart)
-        heights = [y for thin in of_class(chart, "thin") for _, y in points(thin)]
-        assert max(heights) - min(heights) > 0.25 * (bottom - top)
-        (band_,) = of_class(chart, "band")
-        assert clipped(band_)
-        assert min(y for _, y in outline(band_, chart)) < top
-    (chart,) = drawn_charts(text, "finals")
-    left, _, right, _ = plot(chart)
-    assert all(left < x < right for x, _ in points(of_class(chart, "spread")[0]))
-
-
-def test_the_names_of_variants_are_whole_in_every_chart():
-    comparison = compare(METRIC, noisy(2), "on_policy")
-    text = comparison_tables.page("t", "a", [comparison], [])
-    longest = max((variant.name for variant in comparison.variants), key=len)
-    for kind in ("finals", "differences"):
-        (chart,) = drawn_charts(text, kind)
-        assert longest in "".join(texts(chart))
 
 
 def test_a_name_in_the_markdown_file_is_text_and_no_html():

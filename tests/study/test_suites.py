@@ -15,63 +15,61 @@ from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.study.runs import plan
 from exgrpo_orlhf.study.suite import of_files, of_suite, over_grid, seeds
 
+REFUSED = [  # arguments, and what is said
+    ("--gin base.gin bse.gin", "variant bse: there is no gin file 'bse.gin'; did you mean base.gin"),
+    ("--gin base.gin --set ReplayMixer.rho=2.0", "ReplayMixer.rho must lie in [0, 1], got 2.0"),
+    ("--gin base.gin --set 'train.seed = 5'", "variant base: --set 'train.seed = 5': --seed, or a study's --seeds"),
+    ("--gin base.gin --grid ReplayMixer.rho", "--grid 'ReplayMixer.rho' is not a binding with values"),
+    ("--gin base.gin --grid ReplayMixer.rho=0.1,,2", "is not a binding with values"),
+    ("--gin base.gin gin/base.gin", "two variants have the name base"),
+    ("--gin base.gin ablations/rho_25.gin --set ReplayMixer.rho=0.1", "base and rho_25 are the"),
+    ("--gin base.gin --grid train.steps=10,20", "apart from train.steps, which does not change the experiment"),
+    ("--gin base.gin --group ''", "give --group NAME"),
+    ("--gin base.gin --group a/b", "--group must be letters"),
+    ("--suite base.gin", "Suite.variants must be bound"),
+    ("--suite paper/tabel6.gin", "did you mean paper/table6.gin"),
+    ("--suite paper", "paper is a folder, not a gin file; give one of the files in it\n"),
+    ("--suite recipes/papr", "error: there is no gin file 'recipes/papr'; did you mean recipes/paper.gin"),
+    ("--suite zzzzzzzzz", "there is no gin file 'zzzzzzzzz'; those of the project are in "),
+]
+SUITES_REFUSED = [  # what the suite's file binds, and what is said
+    ("Suite.variants = {}", "Suite.variants must be a dict such as"),
+    ("Suite.variants = {'a': ('base.gin')}", "Suite.variants['a'] must be a tuple of gin files and bindings"),
+    ("Suite.variants = {'a/b': ()}", "Suite.variants: the name of a variant must be letters"),
+    ("Suite.variants = {'a': ()}\nSuite.baseline = 'b'", "Suite.baseline must be one of 'a', or None; got 'b'"),
+    ("Suite.variants = {'a': ()}\nSuite.seeds = (1, 1)", "Suite.seeds must be whole numbers, each once"),
+    ("Suite.variants = {'a': ()}\nSuite.seds = (1,)", "there is no setting Suite.seds; nearest: Suite.seeds"),
+    (
+        "Suite.variants = {'a': ()}\ntrain.seed = 5",
+        "mine.gin, line 4 binds train.seed, which the study's seeds replace",
+    ),
+    ("include 'INNER'\nSuite.variants = {'a': ()}", "inner.gin, line 2 binds train.seed, which the study's seeds"),
+    ("Suite.variants = {'a': ('INNER',)}", "inner.gin, line 2 binds train.seed, which the study's seeds replace"),
+    ("Suite.variants = {'a': ('train.seed = 5',)}", "variant a: --set 'train.seed = 5': --seed, or a study's"),
+    ("Suite.variants = {'a': ('bse.gin',)}", "variant a: there is no gin file 'bse.gin'"),
+    ("Suite.variants = {'a': ('train.stes = 5',)}", "variant a: --set 'train.stes = 5': there is no setting"),
+    ("Suite.variants = {'a': (), 'b': ('base.gin',)}", "the variants a and b are the same configuration"),
+]
+
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "binding", "message"),
     [
-        ("--gin base.gin bse.gin", "variant bse: there is no gin file 'bse.gin'; did you mean base.gin"),
-        ("--gin base.gin --set ReplayMixer.rho=2.0", "ReplayMixer.rho must lie in [0, 1], got 2.0"),
-        ("--gin base.gin --set 'train.seed = 5'", "variant base: --set 'train.seed = 5': --seed, or a study's --seeds"),
-        ("--gin base.gin --grid ReplayMixer.rho", "--grid 'ReplayMixer.rho' is not a binding with values"),
-        ("--gin base.gin --grid ReplayMixer.rho=0.1,,2", "is not a binding with values"),
-        ("--gin base.gin gin/base.gin", "two variants have the name base"),
-        ("--gin base.gin ablations/rho_25.gin --set ReplayMixer.rho=0.1", "base and rho_25 are the"),
-        ("--gin base.gin --grid train.steps=10,20", "apart from train.steps, which does not change the experiment"),
-        ("--gin base.gin --group ''", "give --group NAME"),
-        ("--gin base.gin --group a/b", "--group must be letters"),
-        ("--suite base.gin", "Suite.variants must be bound"),
-        ("--suite paper/tabel6.gin", "did you mean paper/table6.gin"),
-        ("--suite paper", "paper is a folder, not a gin file; give one of the files in it\n"),
-        ("--suite recipes/papr", "error: there is no gin file 'recipes/papr'; did you mean recipes/paper.gin"),
-        ("--suite zzzzzzzzz", "there is no gin file 'zzzzzzzzz'; those of the project are in "),
+        *((arguments, None, message) for arguments, message in REFUSED),
+        *(("--suite SUITE", binding, message) for binding, message in SUITES_REFUSED),
     ],
 )
-def test_what_cannot_be_run_is_said_before_anything_starts(arguments, message, tmp_path, capsys):
-    more = [] if "--group" in arguments else ["--group", "g"]
-    assert ablate("unused", *shlex.split(arguments), *more, "--out", tmp_path / "out") == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("binding", "message"),
-    [
-        ("Suite.variants = {}", "Suite.variants must be a dict such as"),
-        ("Suite.variants = {'a': ('base.gin')}", "Suite.variants['a'] must be a tuple of gin files and bindings"),
-        ("Suite.variants = {'a/b': ()}", "Suite.variants: the name of a variant must be letters"),
-        ("Suite.variants = {'a': ()}\nSuite.baseline = 'b'", "Suite.baseline must be one of 'a', or None; got 'b'"),
-        ("Suite.variants = {'a': ()}\nSuite.seeds = (1, 1)", "Suite.seeds must be whole numbers, each once"),
-        ("Suite.variants = {'a': ()}\nSuite.seds = (1,)", "there is no setting Suite.seds; nearest: Suite.seeds"),
-        (
-            "Suite.variants = {'a': ()}\ntrain.seed = 5",
-            "mine.gin, line 4 binds train.seed, which the study's seeds replace",
-        ),
-        ("include 'INNER'\nSuite.variants = {'a': ()}", "inner.gin, line 2 binds train.seed, which the study's seeds"),
-        ("Suite.variants = {'a': ('INNER',)}", "inner.gin, line 2 binds train.seed, which the study's seeds replace"),
-        ("Suite.variants = {'a': ('train.seed = 5',)}", "variant a: --set 'train.seed = 5': --seed, or a study's"),
-        ("Suite.variants = {'a': ('bse.gin',)}", "variant a: there is no gin file 'bse.gin'"),
-        ("Suite.variants = {'a': ('train.stes = 5',)}", "variant a: --set 'train.stes = 5': there is no setting"),
-        ("Suite.variants = {'a': (), 'b': ('base.gin',)}", "the variants a and b are the same configuration"),
-    ],
-)
-def test_a_wrong_suite_is_refused_and_the_binding_named(binding, message, tmp_path, capsys):
+def test_what_cannot_be_run_is_said_before_anything_starts(arguments, binding, message, tmp_path, capsys):
     file, inner = tmp_path / "mine.gin", tmp_path / "inner.gin"
     inner.write_text("# of another study\ntrain.seed = 7\n")
-    file.write_text(f"include 'base.gin'\n\n{binding.replace('INNER', str(inner))}\n")
-    assert ablate("unused", "--suite", str(file), "--out", str(tmp_path / "out")) == 2
+    file.write_text(f"include 'base.gin'\n\n{binding}\n".replace("INNER", str(inner)))
+    more = [] if "--group" in arguments or binding else ["--group", "g"]
+    words = shlex.split(arguments.replace("SUITE", str(file)))
+    assert ablate("unused", *words, *more, "--out", tmp_path / "out") == 2
     output = capsys.readouterr().err
     assert message in output
-    assert "variant" in output or ".gin, line" in output
+    assert not binding or "variant" in output or ".gin, line" in output
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_that_compares_a_study_asks_the_store_that_the_study_binds():
