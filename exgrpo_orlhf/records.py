@@ -201,7 +201,7 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]
     planned_replay: bool
 
-    @property
+    @cached_property
     def given(self) -> int:
         """Tokens of a stored response that all its rollouts begin with; 0: it is no continued group."""
         return max((rollout.given for rollout in self.rollouts), default=0)  # 0 of an episode that did not go on

@@ -51,17 +51,20 @@ class StoreRule:
         logprobs: of the policies that sampled them, per row of the flattened batch, float32 (A,)
         Raises ValueError for another number of log-probs than rows.
         """
-        return finished(
-            batch, logprobs, step, lambda rollout, group: self.admits(group) and self.stores(rollout, group)
-        )
+        return finished(batch, logprobs, step, self.stores, self.admits)
 
 
 def finished(
-    batch: MixedBatch, logprobs: Sequence[Floats], step: int, stores: Callable[[Rollout, RolloutGroup], bool]
+    batch: MixedBatch,
+    logprobs: Sequence[Floats],
+    step: int,
+    stores: Callable[[Rollout, RolloutGroup], bool],
+    admits: Callable[[RolloutGroup], bool] = lambda group: True,
 ) -> list[tuple[str, Trajectory]]:
-    """A step's finished rollouts of which `stores` holds, as `StoreRule.experience` returns them. Of a continued group
-    none is: its policy did not begin the response."""
-    graded = {group.question.id: group for group in batch.groups if group.accuracy is not None and not group.given}
+    """A step's finished rollouts that are stored, of groups that are admitted, as `StoreRule.experience` returns them.
+    Of a continued group none is: its policy did not begin the response."""
+    groups = (group for group in batch.groups if not group.given and group.accuracy is not None)
+    graded = {group.question.id: group for group in groups if admits(group)}
     experience = []
     for row, behaviour in zip(batch.flat_rows(), logprobs, strict=True):
         rollout, group = row.response, graded.get(row.question.id)
