@@ -35,6 +35,7 @@ ENTROPY = 0.0  # departs: 0.001, weight of the mean token entropy (Table 4)
 UPDATES = 1  # departs: 2 of a batch (Table 4)
 COUNTS_STORED = False  # departs: True, the stored success counts in its question's accuracy (Algorithm 1, line 24)
 REPLAYS_UNSOLVED = False  # departs: True, accuracy 0 has a bucket (Algorithm 1: k < K)
+GIVEN = 0.0  # not in the paper: share of a success that K rollouts continue, which is then no row (arXiv 2605.05112)
 
 # -- the task: a question is a text, a response is a tuple of token ids ------------------------------------------------
 
@@ -78,12 +79,19 @@ def new_model() -> Qwen2ForCausalLM:
 
 
 @torch.no_grad()
-def sample(model: Qwen2ForCausalLM, questions: Sequence[str]) -> list[tuple[int, ...]]:
-    """One response to each question. At temperature 1 and from the whole vocabulary, as `measure` has the log-probs."""
-    ids = torch.tensor([encode(question) for question in questions])
+def sample(
+    model: Qwen2ForCausalLM, questions: Sequence[str], given: Sequence[tuple[int, ...]] | None = None
+) -> list[tuple[int, ...]]:
+    """One response to each question. At temperature 1 and from the whole vocabulary, as `measure` has the log-probs.
+    given: its first tokens, which the policy only continues"""
+    given = given or [()] * len(questions)
+    begun = [(*encode(question), *tokens) for question, tokens in zip(questions, given, strict=True)]
+    width = max(map(len, begun))  # padded on the left: all go on in one column
+    ids = torch.tensor([[END] * (width - len(row)) + [*row] for row in begun])
+    attended = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in begun])
     limits = {"max_new_tokens": MAX_TOKENS, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=True, **limits)
-    rows = [tuple(row) for row in output[:, ids.shape[1] :].tolist()]
+    output = model.generate(ids, attention_mask=attended, do_sample=True, **limits)
+    rows = [(*tokens, *row)[:MAX_TOKENS] for tokens, row in zip(given, output[:, width:].tolist(), strict=True)]
     return [row[: row.index(END) + 1] if END in row else row for row in rows]
 
 
@@ -222,16 +230,21 @@ def train(model: Qwen2ForCausalLM, questions: list[str], steps: int, rng: np.ran
             with torch.no_grad():
                 _, entropies, mask = measure(model, [question] * len(stored), [one.tokens for one in stored])
             chosen[question] = lowest_entropy(stored, ((entropies * mask).sum(1) / mask.sum(1)).tolist())
+        # With GIVEN its beginning takes the place of the row: context, in no loss, and the rollouts stay on-policy.
+        given = {q: success.tokens[: int(GIVEN * len(success.tokens))] for q, success in chosen.items() if GIVEN}
+        chosen = {} if GIVEN else chosen
 
         # Groups of K rows: the stored success and K − 1 fresh rollouts, or K of them. Only the fresh ones are graded.
         rows = [(q, chosen.get(q) if k == 0 else None) for q in (*fresh, *replayed) for k in range(GROUP)]
-        sampled = iter(sample(model, [q for q, success in rows if not success]))
+        asked = [q for q, success in rows if not success]
+        sampled = iter(sample(model, asked, [given.get(q, ()) for q in asked]))
         responses = [success.tokens if success else next(sampled) for _, success in rows]
         rewards = [1.0 if success else reward(q, o) for (q, success), o in zip(rows, responses, strict=True)]
         groups = torch.tensor(rewards).view(-1, GROUP)  # (B, K)
         graded = zip((*fresh, *replayed), groups.tolist(), strict=True)
         # With the stored success no accuracy could fall to 0: fresh rollouts alone count.
-        experience.observe({q: group[q in chosen and not COUNTS_STORED :] for q, group in graded})
+        observed = {q: group[q in chosen and not COUNTS_STORED :] for q, group in graded if q not in given}
+        experience.observe(observed)  # nor those that were given a beginning
 
         # π_old of a fresh row is the policy before the updates; π_past of a success was stored with it.
         with torch.no_grad():
@@ -244,15 +257,17 @@ def train(model: Qwen2ForCausalLM, questions: list[str], steps: int, rng: np.ran
         for update in range(UPDATES):  # each on whole groups, every UPDATES-th
             part = torch.arange(len(rows)).view(-1, GROUP)[update::UPDATES].flatten()
             logprobs, entropies, mask = measure(model, [rows[i][0] for i in part], [responses[i] for i in part])
+            begin = torch.tensor([[len(given.get(rows[i][0], ()))] for i in part])
+            mask &= torch.arange(mask.shape[1]) >= begin
             of_part = past[part, : mask.shape[1]], advantages[part], is_replayed[part]
-            mixed_policy_loss(logprobs, *of_part, mask, entropies, mixed=bool(replayed)).backward()
+            mixed_policy_loss(logprobs, *of_part, mask, entropies, mixed=bool(chosen)).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             optimiser.zero_grad()
 
         # Correct fresh rollouts are stored with the log-probs of the policy that sampled them.
         for i, (question, success) in enumerate(rows):
-            if not success and rewards[i]:
+            if not success and rewards[i] and question not in given:
                 experience.store(question, Trajectory(responses[i], past[i, : len(responses[i])].tolist(), step))
         yield experience
 

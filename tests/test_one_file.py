@@ -207,8 +207,53 @@ def test_the_one_file_is_the_package_in_every_step(recipe, seed, one_file, monke
     package.check_stored(experience)
 
 
+def test_continued_groups_of_the_one_file_are_the_packages(one_file, monkeypatch):
+    """The given tokens begin all K rollouts, are in no loss and count for nothing; the loss is the on-policy one."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    model, real_loss, continued = one_file.new_model(), one_file.mixed_policy_loss, 0
+    monkeypatch.setattr(one_file, "GIVEN", 0.5)
+    monkeypatch.setattr(one_file, "REPLAYS_UNSOLVED", True)
+    monkeypatch.setattr(one_file, "START", -1.0)
+    monkeypatch.setattr(
+        one_file, "reward", lambda question, response: float(response[0] % 2 and one_file.END in response)
+    )
+    package, masks = Package(one_file, model, "base.gin"), []
+
+    def loss(logprobs, past, advantages, replayed, mask, entropies, mixed):
+        assert not mixed
+        assert not replayed.any()
+        masks.append(mask)
+        ours = real_loss(logprobs, past, advantages, replayed, mask, entropies, mixed)
+        theirs = package.loss(logprobs, past, advantages, replayed, mask, entropies)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+        return ours
+
+    def sample(model, questions, given, real=one_file.sample):
+        responses = real(model, questions, given)
+        assert all(row[: len(tokens)] == tokens for row, tokens in zip(responses, given, strict=True))
+        asked.append((questions, given))
+        return responses
+
+    asked = []
+    monkeypatch.setattr(one_file, "mixed_policy_loss", loss)
+    monkeypatch.setattr(one_file, "sample", sample)
+    questions = list(dict.fromkeys(one_file.draw_question(rng) for _ in range(8)))
+    before = {}
+    for experience in one_file.train(model, questions, 6, rng):
+        (texts, given), mask = asked[-1], masks[-1]
+        assert mask.shape[0] == len(texts) == B * K
+        for row, tokens in zip(mask, given, strict=True):
+            assert not row[: len(tokens)].any()
+            assert row[len(tokens)]
+        begun = {text for text, tokens in zip(texts, given, strict=True) if tokens}
+        assert all(experience.accuracy[text] == before[text] for text in begun)
+        before, continued = dict(experience.accuracy), continued + len(begun)
+    assert continued > 3
+
+
 def test_the_one_file_is_short_and_stands_alone(one_file):
     text = (ROOT / "docs" / "exgrpo_in_one_file.py").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 270
+    assert len(text.splitlines()) <= 285
     assert "exgrpo_orlhf" not in text
     assert one_file.RHO == 0.5
