@@ -31,6 +31,8 @@ from exgrpo_orlhf.show.tables import NONE, csv_text, first_few, markdown_table, 
 
 FILE = HERE / "controls_runs.csv"
 RATES = ("5e-5", "1e-4", "2e-4", "4e-4")
+BEYOND = {"5e-5": "2.5e-5", "4e-4": "8e-4"}  # asked for once, of an arm whose best rate is at that edge
+TWICE = "_twice"  # how a group's folder, and an arm here, ends whose runs make twice the steps
 METHOD = "method"
 HEAD = ("arm", "rate", "seed", "step", "accuracy", "generated")
 
@@ -58,6 +60,7 @@ def add(folder: Path) -> None:
             continue
         experiment = config.load([run / "config.gin"])
         arm, _, rate = run.parent.name.partition("-learning_rate=")
+        arm += TWICE * folder.name.endswith(TWICE)
         key = (arm, rate, experiment.settings.seed)
         if key not in there and (run / "decisions.jsonl").exists():
             measured = [{name: row[name] for name in HEAD[3:]} for row in evaluations(run, experiment)]
@@ -91,12 +94,21 @@ def answer() -> list[str]:
         last = [run.accuracy[run.cost() <= tokens][-3:].mean() for run in of_seed]
         return float(np.mean(last)) if len(last) == len(TUNING) else float("nan")
 
-    levels = {arm: [level(arm, rate) for rate in RATES] for arm in arms}
+    rates_tried = (BEYOND[RATES[0]], *RATES, BEYOND[RATES[-1]])
+    levels = {arm: {rate: level(arm, rate) for rate in rates_tried} for arm in arms}
     cells = lambda values: [NONE if np.isnan(value) else f"{value:.3f}" for value in values]
-    lines = markdown_table(("arm", *RATES), [(arm, *cells(values)) for arm, values in levels.items()])
-    if missing := [key for key in wanted if key not in tuned]:
+    table = [(arm, *cells(of_rate.values())) for arm, of_rate in levels.items()]
+    lines = markdown_table(("arm", *rates_tried), table)
+    best = lambda arm, among: max(
+        among, key=lambda rate: np.nan_to_num(levels[arm][rate], nan=-1.0)
+    )  # the first of equals
+    if not (missing := [key for key in wanted if key not in tuned]):
+        edges = {arm: BEYOND[rate] for arm in arms if (rate := best(arm, RATES)) in BEYOND}
+        wanted += [(arm, rate, seed) for arm, rate in edges.items() for seed in TUNING]
+        missing = [key for key in wanted if key not in tuned]
+    if missing:
         return [*lines, "", f"{len(missing)} of {len(wanted)} tuning runs are missing: {_names(missing)}"]
-    rates = {arm: RATES[int(np.argmax(values))] for arm, values in levels.items()}
+    rates = {arm: best(arm, rates_tried) for arm in arms}
     end = lambda arm: np.mean([tuned[arm, rates[arm], seed].at(tokens) for seed in TUNING])
     control = max((arm for arm in arms if arm != METHOD), key=end)
     lines += ["", *(f"{arm}: rate {rates[arm]}, {end(arm):.3f} at {tokens:,.0f} tokens" for arm in arms)]
@@ -114,7 +126,13 @@ def _test(rates: dict[str, str]) -> list[str]:
     gains = [ours - theirs for ours, theirs in zip(method, control, strict=True)]
     means = " and ".join(f"{np.mean(values):.3f}" for values in (method, control))
     p = p_value(float(sign_flip(gains)))
-    return [f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {means}, {shown(mean(gains))}, exact p {p}"]
+    said = [f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {means}, {shown(mean(gains))}, exact p {p}"]
+    twice = {(run.arm, run.seed): run for run in runs() if run.arm.endswith(TWICE)}
+    if missing := [(arm + TWICE, rates[arm], seed) for arm, _, seed in needed if (arm + TWICE, seed) not in twice]:
+        return [*said, f"{len(missing)} of {len(needed)} runs of twice the steps are missing: {_names(missing)}"]
+    tokens = smallest_end([*twice.values()])
+    means = " and ".join(f"{np.mean([twice[arm + TWICE, seed].at(tokens) for seed in CONFIRMED]):.3f}" for arm in rates)
+    return [*said, f"at {tokens:,.0f} tokens, described: {means}"]
 
 
 def _names(keys: list[tuple[str, str, int]]) -> str:

@@ -29,20 +29,26 @@ def rows(controls, arm: str, rate: str, seed: int, end: float, generated: float 
 
 def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test_it(controls):
     arms = list(config.load_suite("docs/study/suites/controls.gin").variants)
-    best = {"method": 0.5, "asked_again_k4": 0.4}
+    best = {"method": 0.5, "asked_again_k4": 0.4}  # at 1e-4, but for
+    at_edge = {"on_policy_k4": {"5e-5": 0.35}}
     gain = dict(zip(controls.RATES, (-0.2, 0.0, -0.1, -0.2), strict=True))
     made = [
         row
         for arm in arms
         for rate in controls.RATES
         for seed in controls.TUNING
-        for row in rows(controls, arm, rate, seed, best.get(arm, 0.3) + gain[rate])
+        for row in rows(controls, arm, rate, seed, at_edge.get(arm, {}).get(rate, best.get(arm, 0.3) + gain[rate]))
     ]
     assert controls.answer() == ["none of the 64 tuning runs is there"]
     controls.FILE.write_text(csv_text(controls.HEAD, made[:-4]))
     assert controls.answer()[-1] == "1 of 64 tuning runs are missing: std_by_sequence_k8 4e-4 seed 101"
     controls.FILE.write_text(csv_text(controls.HEAD, made))
+    assert controls.answer()[-1].startswith("2 of 66 tuning runs are missing: on_policy_k4 2.5e-5 seed 100")
+    for seed in controls.TUNING:
+        made += rows(controls, "on_policy_k4", "2.5e-5", seed, 0.38)
+    controls.FILE.write_text(csv_text(controls.HEAD, made))
     *lines, chosen, missing = controls.answer()
+    assert "on_policy_k4: rate 2.5e-5, 0.380 at 100 tokens" in lines
     assert "method: rate 1e-4, 0.500 at 100 tokens" in lines
     assert chosen == "method against asked_again_k4, chosen by the tuning seeds"
     assert missing.startswith("16 of 16 report runs are missing: method 1e-4 seed 10")
@@ -51,8 +57,15 @@ def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test
         made += rows(controls, "asked_again_k4", "1e-4", seed, 0.4 + (seed - 10) / 100, 200.0)
     controls.FILE.write_text(csv_text(controls.HEAD, made))
     # 0.5 − (0.4 + s)/2, s from 0 to 0.07; all eight are above 0: two of 256 sign patterns are as far
-    assert controls.answer()[-1].startswith("at 100 tokens, 8 seeds: 0.500 and 0.217, +0.282 [")
-    assert controls.answer()[-1].endswith("exact p 0.0078")
+    *_, tested, missing = controls.answer()
+    assert tested.startswith("at 100 tokens, 8 seeds: 0.500 and 0.217, +0.282 [")
+    assert tested.endswith("exact p 0.0078")
+    assert missing.startswith("16 of 16 runs of twice the steps are missing: method_twice 1e-4 seed 10")
+    for seed in controls.CONFIRMED:
+        made += rows(controls, "method_twice", "1e-4", seed, 0.6, 200.0)
+        made += rows(controls, "asked_again_k4_twice", "1e-4", seed, 0.7, 200.0)
+    controls.FILE.write_text(csv_text(controls.HEAD, made))
+    assert controls.answer()[-1] == "at 200 tokens, described: 0.600 and 0.700"
 
 
 def test_a_finished_run_is_added_once_by_its_folders_name_and_an_unfinished_one_is_not(controls, raw_model, tmp_path):
