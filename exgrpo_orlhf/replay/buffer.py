@@ -183,7 +183,7 @@ class ReplayBuffer:
             record = self.records[question_id]
             for entry in [*record.stored] if self.by_spread else ():
                 if not is_above_mean(entry.trajectory.reward, group):
-                    self._evict(question_id, record.stored.index(entry))
+                    self._evict(question_id, next(i for i, one in enumerate(record.stored) if one is entry))
             record.streak = record.streak + 1 if self.retirement.is_mastered(accuracy) else 0
             if record.streak >= self.retirement.times_in_a_row:
                 self.retire(question_id, step)

@@ -104,7 +104,7 @@ def decisions(step: StepRecord) -> dict[str, Any]:
         questions.append(
             {
                 "id": group.question.id[:ID],
-                "as": kind if rows else "left_out",
+                "as": kind if rows or group.given else "left_out",
                 "rollouts": len(group.rollouts),
                 "graded": group.graded,
                 "correct": group.correct,
