@@ -164,7 +164,7 @@ class Work:
 
     questions: that are trained on
     model: the policy at the start
-    validation: None for no evaluation during training
+    validation: None: the questions that the source of `questions` holds out (.held_out), if any, else no evaluation
     experience: a checkpoint of another run, from whose buffer this one starts, or a .jsonl file of expert trajectories
         (initial_buffer.py); None for an empty buffer
     """

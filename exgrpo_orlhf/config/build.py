@@ -36,6 +36,7 @@ from ..io.files import read_text
 from ..io.redaction import redacted
 from ..objective import GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
+from ..questions.derived import validation_of
 from ..questions.fresh import FreshSampler
 from ..questions.prompts import Prompts
 from ..questions.test_sets import sets_of
@@ -223,7 +224,7 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
     return Experiment(
         settings=settings,
         questions=work.questions,
-        validation=work.validation,
+        validation=validation_of(work.questions, work.validation),
         experience=work.experience,
         model=work.model,
         mixer=mixer,
