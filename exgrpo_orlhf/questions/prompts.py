@@ -199,9 +199,8 @@ class PromptEncoder:
                     raise
                 raise ValueError(
                     f"{sum(length > limit for length in lengths)} of {len(questions)} prompts are too long, up to "
-                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out, with "
-                    "LengthFilter.questions = @QuestionFile(), LengthFilter.model = @PretrainedModel() and "
-                    f"LengthFilter.prompts = @Prompts()): {error}"
+                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out, LengthFilter.questions = "
+                    f"@QuestionFile(), LengthFilter.model = @PretrainedModel(), LengthFilter.prompts = @Prompts()): {error}"
                 ) from error
             text = _text(question)
             for character in set(text).difference(readable):
