@@ -46,6 +46,10 @@ def main() -> int:
     if unknown:
         name, _, value = " ".join(unknown).lstrip("-").replace(" ", "=", 1).partition("=")
         bindings = [f"--set {setting}={value}" for setting in config.all_settings() if setting.endswith(f".{name}")]
+        if own := config.here(name):
+            setting, _, remark = own.partition(" ")
+            option = setting if setting.startswith("--") else f"--set {setting}={value}"
+            bindings = [f"{option} {remark}".rstrip()]
         hint = f"; a setting is bound by {' or '.join(bindings)}" if bindings else ""
         _parser().error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:

@@ -26,6 +26,7 @@ from ..grader.options import options_of
 from ..io import tokenizer_file, weights
 from ..io.paths import PROJECT
 from ..questions.prompts import PromptEncoder
+from ..questions.reading import QuestionRecords
 from ..questions.text import plain_text
 from ..records import Question
 from ..training.load_questions import load_questions
@@ -174,6 +175,11 @@ def _prompt(experiment: Experiment, path: str, questions: list[Question], proble
             f"lengths     {lengths[0]:,} to {lengths[-1]:,} tokens, the median {lengths[len(lengths) // 2]:,}", end="; "
         )
         print(f"{too_long:,} of {len(lengths):,} ({too_long / len(lengths):.1%}) exceed Prompts.max_tokens = {limit:,}")
+        if too_long and isinstance(experiment.questions, QuestionRecords):
+            name = type(experiment.questions).__name__
+            parts = {"questions": f"@{name}()", "model": "@PretrainedModel()", "prompts": "@Prompts()"}
+            bindings = ["Work.questions = @LengthFilter()", *(f"LengthFilter.{k} = {v}" for k, v in parts.items())]
+            print("            left out with", *(f'--set "{binding}"' for binding in bindings))
     prompts.check_prompts(questions)
 
 

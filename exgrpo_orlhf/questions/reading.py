@@ -169,20 +169,24 @@ class QuestionRecords:
             logger.info(text, place.name, *layout, self._owner)
         if repeated:
             logger.info("%s: %d questions, %d repetitions merged", place.name, len(questions), repeated)
+        return self._part_of([*questions.values()], place.name)
+
+    def _part_of(self, questions: list[Question], name: str) -> list[Question]:
+        """Those of this part. name: of the source"""
         if not self.held_out:
-            return [*questions.values()]
+            return questions
         # Ids are hashes, so that the smallest ones are a random part, the same in every process. A question that looks
         # like another one is not held out: the other would be trained on.
-        looks = Counter(normalised(question.prompt) for question in questions.values())
-        alone = sorted(question.id for question in questions.values() if looks[normalised(question.prompt)] == 1)
+        looks = Counter(normalised(question.prompt) for question in questions)
+        alone = sorted(question.id for question in questions if looks[normalised(question.prompt)] == 1)
         count = int(self.held_out) if self.held_out >= 1 else max(1, round(self.held_out * len(questions)))
         if count >= len(alone):
             raise ValueError(
-                f"{place.name} holds {len(alone)} questions; {self._owner}.held_out = {self.held_out} leaves none to "
+                f"{name} holds {len(alone)} questions; {self._owner}.held_out = {self.held_out} leaves none to "
                 "train on (questions that differ in typesetting alone do not count)"
             )
         apart = {*alone[:count]}
-        return [kept for kept in questions.values() if (kept.id in apart) == (self.part == "validation")]
+        return [kept for kept in questions if (kept.id in apart) == (self.part == "validation")]
 
     def _question(self, record: Mapping[str, Any], row: int, where: str, own_name: str, layout: Layout) -> Question:
         prompt = read_prompt(record, where, f"{self._owner}.prompt", layout[0])

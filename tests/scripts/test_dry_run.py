@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from copy import deepcopy
@@ -283,9 +284,9 @@ def test_golds_stand_beside_their_questions_and_lengths_and_likely_mistakes_are_
         ["11", "10+1="],
         ["20", "19+1="],
     ]
-    assert lines["likely wrong"].startswith("QuestionFile.held_out = 0: without validation")
-    filtered = ["Work.questions = @LengthFilter()", "LengthFilter.questions = @QuestionFile()"]
-    filtered += ["LengthFilter.model = @PretrainedModel()", "LengthFilter.prompts = @Prompts()"]
+    assert lines["likely wrong"].startswith(" QuestionFile.held_out = 0: without validation")
+    (command,) = re.findall(r"left out with (.*)", done.stdout)
+    filtered = shlex.split(command)[1::2]  # the advice is followed
     done, lines, errors = dry_run(["toy.gin"], [*bindings, *filtered, "QuestionFile.held_out = 5"])
     assert (done.returncode, errors, "likely wrong" in lines) == (0, [], False)
     assert re.match(r"1[3-5] to train on, [3-5] for validation", lines["questions"])
