@@ -136,7 +136,8 @@ def _check_validation(evaluator: Validation, state: Mapping[str, Any]) -> None:
     if (earlier := state["validation"]) != evaluator.fingerprint:
         raise ValueError(
             f"the checkpoint was made with another validation set (fingerprint {earlier}, now "
-            f"{evaluator.fingerprint}): one metric would be of two sets; bring Work.validation's questions back"
+            f"{evaluator.fingerprint}): one metric would be of two sets; bring Work.validation's questions back, or "
+            "begin a new run with its weights: --from CHECKPOINT"
         )
 
 
