@@ -30,7 +30,7 @@ RESPONSES = 4  # logged of a group's fresh rollouts, and of a question's stored 
 TOKENS = 512  # logged of a response: the first half and the last
 PROMPT = 2000  # characters logged of a prompt
 SHOWN = 400  # characters shown of a prompt or a response
-COLUMNS = ["step", "prompt", "response", "reward", "verdict", "answer", "kind"]  # of the table
+COLUMNS = ["step", "prompt", "response", "reward", "verdict", "answer"]  # of the table
 log = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
 Decode = Callable[[npt.NDArray[np.int32]], str]
@@ -241,26 +241,23 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
 
 
 def _cells(row: Mapping[str, Any]) -> list[list[Any]]:
-    """COLUMNS of each response in a row of `rollouts.jsonl`, the longest ones without their middle."""
+    """COLUMNS of each fresh response in a row of `rollouts.jsonl`, of the longest ones without their middle."""
     cells = []
     for question in row["questions"]:
-        for response in question["responses"]:
-            text, is_fresh = response["text"], response["kind"] == "fresh"
+        for response in (each for each in question["responses"] if each["kind"] == "fresh"):
             middle = [" … "] * bool(response["left_out"])
-            text = "".join([*text[: TOKENS // 2], *middle, *text[TOKENS // 2 :]])
-            verdict = response["verdict"] if is_fresh else "correct"
-            reward = response.get("reward", float(verdict == "correct"))
-            cells.append([row["step"], question["prompt"], text, reward, verdict, question["answer"], response["kind"]])
+            text = "".join([*response["text"][: TOKENS // 2], *middle, *response["text"][TOKENS // 2 :]])
+            reward = response.get("reward", float(response["verdict"] == "correct"))
+            cells.append([row["step"], question["prompt"], text, reward, response["verdict"], question["answer"]])
     return cells
 
 
 def _shown(row: Mapping[str, Any]) -> list[str]:
-    """The first question of a row with its gold answer, and a right and a wrong fresh response beside their rewards, as
-    far as there are."""
-    fresh = [cells for cells in _cells(row) if cells[-1] == "fresh"]
-    fresh = [cells for cells in fresh if cells[1] == fresh[0][1]]
-    lines = [f"  {_line(prompt)}  (gold {gold})" for _, prompt, *_, gold, _ in fresh[:1]]
-    return [*lines, *(f"  reward {cells[3]:g}, {cells[4]}: {_line(cells[2])}" for cells in fresh[:1] + fresh[1:][-1:])]
+    """The first question of a row with its gold answer, and a right and a wrong response beside their rewards, if there
+    are."""
+    cells = [each for each in _cells(row) if each[1] == _cells(row)[0][1]]
+    lines = [f"  {_line(prompt)}  (gold {gold})" for _, prompt, *_, gold in cells[:1]]
+    return [*lines, *(f"  reward {each[3]:g}, {each[4]}: {_line(each[2])}" for each in cells[:1] + cells[1:][-1:])]
 
 
 def _line(text: str) -> str:

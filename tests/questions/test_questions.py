@@ -285,7 +285,12 @@ REFUSED = [  # the file; its bytes, a row of a parquet file, FOLDER or None (no 
     ("nowhere.jsonl", None, {}, r"nowhere\.jsonl: no such file"),
     ("q.parquet.gz", b"", {}, r"q\.parquet\.gz: a file .* ends in .*, not '\.gz'; unpack it with gunzip"),
     ("q.txt", b"", {}, r"ends in \.parquet, \.jsonl, \.json, \.csv or \.tsv, not '\.txt'"),
-    ("openai", None, {}, r"no such file .*; a set of the hub is Work\.questions = @QuestionHub\(\) with QuestionHub\.id"),
+    (
+        "openai",
+        None,
+        {},
+        r"no such file .*; a set of the hub is Work\.questions = @QuestionHub\(\) with QuestionHub\.id",
+    ),
     *(("q.jsonl", content, BOUND, rf"q\.jsonl(:|,)? {message}") for content, message in LINES),
     *(("q.csv", content, {**BOUND, "source": None}, rf"q\.csv{message}") for content, message in CSV),
 ]

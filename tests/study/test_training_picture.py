@@ -40,39 +40,13 @@ def test_a_run_has_its_colour_in_every_panel_though_another_lacks_a_metric(figur
     assert [line.get_color() for line in retired.lines] == [colours["b"]] != [colours["a"]]
 
 
-<<<<<<< HEAD
-=======
-def test_in_a_picture_of_several_metrics_too_and_the_legend_names_all_runs(figures):
-    metrics = ("replay/retired", "reward/mean")  # the baseline, which is first, lacks the first row's
-    rows = [{"step": step, "reward/mean": 0.1 * step, "time/step": 1.0} for step in range(3)]
-    runs = {"a": rows, "b": [{**row, "replay/retired": 2 * row["step"]} for row in rows]}
-    of_metric = [
-        [logged_curve(name, 0, of_run, metric) for name, of_run in runs.items() if metric in of_run[-1]]
-        for metric in metrics
-    ]
-    comparison_charts.picture(
-        [compare(metric, curves, None) for metric, curves in zip(metrics, of_metric, strict=True)]
-    )
-    retired, reward = figures[0].axes[0], figures[0].axes[3]  # against steps and time, and by seed: no tokens
-    colours = {line.get_label(): line.get_color() for line in reward.lines}
-    assert [line.get_color() for line in retired.lines] == [colours["b"]] != [colours["a"]]
-    last_of_retired = figures[0].axes[2]
-    assert {line.get_color() for line in last_of_retired.lines} == {colours["b"]}
-    assert {text.get_text() for text in figures[0].legends[0].get_texts()} == {"a", "b"}
-
-
->>>>>>> ba2f4578 (train.show_every: responses beside their rewards in the log and MLflow's table; no empty panels)
 def test_what_was_not_measured_has_no_panel_and_no_warning(figures, recwarn):
     rows = [{"step": step, "reward/mean": 0.1 * step, "time/step": 1.0} for step in range(1, 4)]
     measured = [{**row, "replay/retired": 1, "cost/generated_tokens": 9 * row["step"]} for row in rows]
     validated = [{**row, comparison_charts.ACCURACY: 0.5} for row in measured]
-<<<<<<< HEAD
     once = [{"step": 0, comparison_charts.ACCURACY: 0.5}]
-    for logged, panels in (([], 0), (once, 1), (rows, 1), (measured, 2), (validated, 4)):
-=======
     assert comparison_charts.training_picture({"run": []}) is None
-    for logged, panels in ((rows, 1), (measured, 2), (validated, 4)):
->>>>>>> ba2f4578 (train.show_every: responses beside their rewards in the log and MLflow's table; no empty panels)
+    for logged, panels in ((once, 1), (rows, 1), (measured, 2), (validated, 4)):
         comparison_charts.training_picture({"run": logged})
         assert [bool(axes.lines) for axes in figures[-1].axes] == [True] * panels
     assert not recwarn.list

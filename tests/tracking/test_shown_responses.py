@@ -50,9 +50,13 @@ def test_mlflow_has_the_rollouts_as_a_table_with_their_rewards(warm_model, tmp_p
     assert table["columns"][:4] == ["step", "prompt", "response", "reward"]
     rows = [json.loads(line) for line in (tmp_path / "run" / "rollouts.jsonl").read_text().splitlines()]
     logged = [
-        (row["step"], q["prompt"], "".join(r["text"])) for row in rows for q in row["questions"] for r in q["responses"]
+        (row["step"], q["prompt"], "".join(r["text"]), r.get("reward", float(r["verdict"] == "correct")))
+        for row in rows
+        for q in row["questions"]
+        for r in q["responses"]
+        if r["kind"] == "fresh"
     ]
-    assert [tuple(cells[:3]) for cells in table["data"]] == logged
+    assert [tuple(cells[:4]) for cells in table["data"]] == logged
     assert {cells[0] for cells in table["data"]} == {1, 2, 4}
     client = connect(uri)
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
