@@ -32,6 +32,7 @@ def refusal(value: Any, hint: Any) -> str | None:
     if not any(_is_of(value, kind) for kind in others):
         names = [getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind for kind in kinds]
         shown = " | ".join(kind.__name__ if type(kind) is type else str(kind) for kind in names)
+        shown += f" (a tuple of one is written ({value!r},))" if "tuple[" in shown and isinstance(value, str) else ""
         return f"takes {shown.replace('NoneType', 'None').replace('typing.', '')},"
     bound = getattr(others[0], "__metadata__", (None,))[0]
     return f"{bound.says}{', or None;' if optional else ','}" if bound and not bound.holds(value) else None

@@ -319,8 +319,7 @@ def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> d
             try:
                 check_settings(_TARGETS[selector], {parameter: value}, f"{selector}.")
             except ValueError as error:
-                one = f"; a tuple of one is written ({value!r},)" if "takes tuple" in str(error) else ""
-                raise ConfigError(f"{where}: {error}{one if isinstance(value, str) else ''}") from error
+                raise ConfigError(f"{where}: {error}") from error
         gin.bind_parameter((scope, selector, parameter), value)
         made_at[f"{prefix}{selector}.{parameter}"] = where
     return made_at
@@ -339,8 +338,7 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
         return
     if instead := RENAMED.get(f"{selector}.{parameter}"):
         raise ConfigError(f"{where}: {selector}.{parameter} is now {instead}")
-    if own := other_tools.here(f"{selector}.{parameter}"):
-        raise ConfigError(f"{where}: there is no setting {selector}.{parameter}; here it is {own}")
+    other_tools.refuse(f"{selector}.{parameter}", where)
     near = [name for name in settings if name.endswith(f".{parameter}")]
     near = near or difflib.get_close_matches(f"{selector}.{parameter}", settings, n=3, cutoff=0.5)
     if selector in _GIN and not near:
@@ -354,8 +352,7 @@ def _check_macros(made_at: dict[str, str], used_macros: set[str]) -> None:
     for macro, where in made_at.items():
         name = macro.removeprefix("%")
         if macro.startswith("%") and name not in used_macros:
-            if own := other_tools.here(name):
-                raise ConfigError(f"{where}: {name} is no setting; here it is {own}")
+            other_tools.refuse(name, where)
             near = [setting for setting in all_settings() if setting.endswith(f".{name}")]
             near = near or difflib.get_close_matches(name, [*sorted(used_macros), *all_settings()], n=3, cutoff=0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ..checks import ConfigError
+
 # Here: the names there. What stands behind the setting's own name is said with it.
 _NAMES = {
     "PretrainedModel.path": "model_name_or_path model_name model pretrain model.path",
@@ -84,3 +86,9 @@ def here(name: str) -> str | None:
     """
     name = re.sub(r"^-+|^actor_rollout_ref\.", "", name).replace("-", "_")
     return _HERE.get(name) or _HERE.get(name.rpartition(".")[2])
+
+
+def refuse(name: str, where: str) -> None:
+    """Raises ConfigError for a name of another tool, with what it is called here. where: it is bound"""
+    if own := here(name):
+        raise ConfigError(f"{where}: there is no setting {name}; here it is {own}")
