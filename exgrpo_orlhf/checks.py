@@ -32,7 +32,6 @@ def refusal(value: Any, hint: Any) -> str | None:
     if not any(_is_of(value, kind) for kind in others):
         names = [getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind for kind in kinds]
         shown = " | ".join(kind.__name__ if type(kind) is type else str(kind) for kind in names)
-        shown += f" (a tuple of one is written ({value!r},))" if "tuple[" in shown and isinstance(value, str) else ""
         return f"takes {shown.replace('NoneType', 'None').replace('typing.', '')},"
     bound = getattr(others[0], "__metadata__", (None,))[0]
     return f"{bound.says}{', or None;' if optional else ','}" if bound and not bound.holds(value) else None
@@ -98,4 +97,6 @@ def check_settings(owner: type, values: Mapping[str, Any], prefix: str | None = 
     """
     for parameter, hint in annotations_of(owner).items():
         if parameter in values and (takes := refusal(values[parameter], hint)):
-            raise ValueError(f"{prefix or f'{owner.__name__}.'}{parameter} {takes} got {values[parameter]!r:.200}")
+            value = values[parameter]
+            one = f"; a tuple of one is written ({value!r},)" if "tuple[" in takes and isinstance(value, str) else ""
+            raise ValueError(f"{prefix or f'{owner.__name__}.'}{parameter} {takes} got {value!r:.200}{one}")
