@@ -97,4 +97,6 @@ def check_settings(owner: type, values: Mapping[str, Any], prefix: str | None = 
     """
     for parameter, hint in annotations_of(owner).items():
         if parameter in values and (takes := refusal(values[parameter], hint)):
-            raise ValueError(f"{prefix or f'{owner.__name__}.'}{parameter} {takes} got {values[parameter]!r:.200}")
+            value = values[parameter]
+            one = f"; a tuple of one is written ({value!r},)" if "tuple[" in takes and isinstance(value, str) else ""
+            raise ValueError(f"{prefix or f'{owner.__name__}.'}{parameter} {takes} got {value!r:.200}{one}")

@@ -41,6 +41,8 @@ class TrainSettings:
         None: no evaluation
     save_every: steps between checkpoints; the end of the run always saves one
     keep: how many of the newest checkpoints stay
+    show_every: steps between responses that are shown beside their rewards, in the log and, with all of
+        rollouts.jsonl, in MLflow's table responses.json; the first step shows some too; None: the log shows none
     best_metric: the metric of an evaluation, such as 'eval/greedy_accuracy', whose best checkpoint is made at once and
         kept beside the newest (the link `best` in the run's folder): the highest, but the lowest of a rate (lucky
         guesses, truncated, …) and of response_tokens; None: the newest alone
@@ -51,7 +53,7 @@ class TrainSettings:
         made, by vLLM engines on GPUs of their own (docs/algorithm.md); False: by the newest weights, after the update
     """
 
-    MAY_CHANGE = ("steps", "save_every", "keep", "eval_every", "best_metric", "verify_checkpoint")
+    MAY_CHANGE = ("steps", "save_every", "keep", "show_every", "eval_every", "best_metric", "verify_checkpoint")
 
     steps: Natural = 200
     questions_per_step: Count = 32
@@ -60,6 +62,7 @@ class TrainSettings:
     eval_every: Count | None = 20
     save_every: Count = 50
     keep: Count = 2
+    show_every: Count | None = 10
     best_metric: str | None = None
     verify_checkpoint: bool = True
     engine: Literal["local", "openrlhf"] = "local"
@@ -164,7 +167,7 @@ class Work:
 
     questions: that are trained on
     model: the policy at the start
-    validation: None for no evaluation during training
+    validation: None: the questions that the source of `questions` holds out (.held_out), if any, else no evaluation
     experience: a checkpoint of another run, from whose buffer this one starts, or a .jsonl file of expert trajectories
         (initial_buffer.py); None for an empty buffer
     """

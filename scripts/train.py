@@ -46,14 +46,19 @@ def main() -> int:
     if unknown:
         name, _, value = " ".join(unknown).lstrip("-").replace(" ", "=", 1).partition("=")
         bindings = [f"--set {setting}={value}" for setting in config.all_settings() if setting.endswith(f".{name}")]
+        if own := config.here(name):
+            setting, _, remark = own.partition(" ")
+            option = setting if setting.startswith("--") else f"--set {setting}={value}"
+            bindings = [f"{option} {remark}".rstrip()]
         hint = f"; a setting is bound by {' or '.join(bindings)}" if bindings else ""
         _parser().error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
-        experiment = config.load(arguments.gin, arguments.set, arguments.seed)
-    except config.ConfigError as error:
+        begun_with = _begun_with(arguments)
+        experiment = config.load(arguments.gin, [*arguments.set, *begun_with], arguments.seed)
+    except (config.ConfigError, _NoStart) as error:
         print(f"error: {without_password(str(error))}", file=sys.stderr)
         return 2
-    overrides = config.overrides_as_bound(arguments.set)
+    overrides = config.overrides_as_bound([*arguments.set, *begun_with])
     name = arguments.name or _name(arguments, experiment.settings.seed, config.may_change, overrides)
     run = arguments.out or WORKPLACE / "runs" / name
     if not arguments.out and WORKPLACE / "runs" not in Path(os.path.normpath(run)).parents:
@@ -74,6 +79,38 @@ def main() -> int:
 
         return dry_run(experiment, run)
     return _run(arguments, experiment, run, _tags(arguments, experiment, overrides))
+
+
+class _NoStart(Exception):
+    """A checkpoint that no run can begin with."""
+
+
+def _begun_with(arguments: argparse.Namespace) -> list[str]:
+    """The bindings of --from and --with-buffer; says what the new run takes, and what not. Raises _NoStart."""
+    if arguments.start is None:
+        if arguments.with_buffer:
+            raise _NoStart("--with-buffer needs --from CHECKPOINT, whose buffer it takes")
+        return []
+    from exgrpo_orlhf.checkpoints import find, manifest
+
+    start = arguments.start.expanduser().resolve()
+    if saved := find(start):
+        raise _NoStart(
+            f"--from {start} is the folder of a run; give one of its checkpoints: --from {max(saved.items())[1]}"
+        )
+    bound = [text for text in arguments.set if text.partition("=")[0].strip() in ("PretrainedModel.path", "Work.model")]
+    if bound:
+        raise _NoStart(f"--set {bound[0]!r} and --from both say with which model the run begins; leave one out")
+    try:
+        manifest.verify(start)
+    except manifest.ManifestError as error:
+        raise _NoStart(f"--from: {error}") from error
+    taken = "its weights, also as a KL term's reference" + (", and its replay buffer" if arguments.with_buffer else "")
+    left = "its optimiser state, schedule, steps, metrics and order of questions, retired questions"
+    left += "" if arguments.with_buffer else " and the replay buffer (--with-buffer takes it)"
+    print(f"from {start}: {taken}; not {left}", file=sys.stderr)
+    bindings = ["Work.model = @PretrainedModel()", f"PretrainedModel.path = {str(start)!r}"]
+    return [*bindings, *([f"Work.experience = {str(start)!r}"] if arguments.with_buffer else [])]
 
 
 def _tags(arguments: argparse.Namespace, experiment: Experiment, overrides: list[str]) -> dict[str, str]:
@@ -168,6 +205,15 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="continue the run from its newest checkpoint, or begin it if it has none"
     )
     parser.add_argument(
+        "--from",
+        dest="start",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="begin a new run with the weights of a checkpoint of another run, such as runs/x/checkpoint-40, with any "
+        "settings",
+    )
+    parser.add_argument("--with-buffer", action="store_true", help="with --from: with its replay buffer too")
+    parser.add_argument(
         "--resume-from",
         metavar="checkpoint-N",
         help="continue the run from this older checkpoint; newer ones are renamed to checkpoint-M.set-aside",
@@ -188,6 +234,9 @@ def _name(arguments: argparse.Namespace, seed: int, may_change: Callable[[str], 
         name, _, value = binding.partition("=")
         if name.strip() not in hidden and not may_change(name.strip()):
             parts.append("".join(c if c.isalnum() or c in "._-" else "_" for c in f"{name.strip()}_{value.strip()}"))
+    if arguments.start is not None:
+        start = arguments.start.resolve()
+        parts += [f"from-{start.parent.name}-{start.name}", *["buffer"] * arguments.with_buffer]
     name = "-".join([*parts, f"seed{seed}"])
     if len(name.encode()) <= _LONGEST:
         return name

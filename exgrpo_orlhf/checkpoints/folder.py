@@ -196,7 +196,7 @@ def to_resume(
     if state.get("base") not in (None, base):
         raise UnusableCheckpoint(
             f"{newest}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
-            "the model that the run began with, or start a new run under another --name"
+            f"the model that the run began with, or {_begin_anew(newest)}"
         )
     for path in list(paths.values())[len(older) + 1 :]:
         aside = path.with_name(f"{path.name}.set-aside")
@@ -302,11 +302,16 @@ def read_state(folder: Path, identity: dict[str, str], defaults: Mapping[str, st
     if changed:
         raise UnusableCheckpoint(
             f"{folder} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
-            "Resume with the same gin files and bindings, or start a new run under another --name"
+            f"Resume with the same gin files and bindings, or {_begin_anew(folder)}"
         )
     if new:
         log.warning("%s is from before these settings, which have their defaults now: %s", folder, ", ".join(new))
     return state
+
+
+def _begin_anew(checkpoint: Path) -> str:
+    """How to go on with other settings, for a refusal."""
+    return f"begin a new run with its weights, under another --name: --from {checkpoint} (--with-buffer for its buffer)"
 
 
 def _on_any_ranks(identity: dict[str, str]) -> dict[str, str]:

@@ -36,6 +36,7 @@ from ..io.files import read_text
 from ..io.redaction import redacted
 from ..objective import GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
+from ..questions.derived import validation_of
 from ..questions.fresh import FreshSampler
 from ..questions.prompts import Prompts
 from ..questions.test_sets import sets_of
@@ -47,6 +48,7 @@ from ..replay.variants import VARIANTS
 from ..rewards import Verifier
 from ..settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings, Work
 from ..training.supervised_start import SupervisedFile, SupervisedModel
+from . import gin_files, other_tools
 from .gin_files import GIN_FOLDER, RENAMED, find_all, flatten, includes, name_of, place_of, redact, resolved, statements
 
 # Known in gin by their own names; TrainSettings is `train`. What stands beside the trainer (the test bed, studies), and
@@ -64,8 +66,6 @@ _TARGETS = {"train" if target is TrainSettings else target.__name__: target for 
 log = logging.getLogger(__name__)
 
 BASE, TOY = GIN_FOLDER / "base.gin", GIN_FOLDER / "toy.gin"
-# What says that a run has a model or questions of its own: where nothing but base.gin does, the toy stands in.
-_BINDS_A_TASK = re.compile(r"^\s*(Work\.(model|questions)|PretrainedModel\.path|QuestionFile\.path)\s*=", re.M)
 # Parameters that only the program can supply.
 _SUPPLIED = {
     "ReplayBuffer": ["retirement"],
@@ -113,10 +113,11 @@ def _load(
     gin.clear_config()
     named = find_all(files)
     paths = [*(included for file in named for included in includes(file, _NAMES)), *named]
-    texts = [read_text(path) for path in paths if path != BASE]
-    if not any(_BINDS_A_TASK.search(text) for text in (*texts, *overrides)):
+    tasks = [path for path in paths if path != BASE and gin_files.BINDS_A_TASK.search(read_text(path))]
+    if not tasks and not any(map(gin_files.BINDS_A_TASK.search, overrides)):
         paths = [*includes(TOY, _NAMES), TOY, *paths]
         log.info("nothing binds a model or questions: the toy of gin/toy.gin is trained")
+    gin_files.warn_of_order([path for path in dict.fromkeys(paths) if path in named and path != BASE], tasks, _NAMES)
     made_at: dict[str, str] = {}  # where each binding was last made
     used_macros: set[str] = set()  # macros that a binding refers to, also one that a later file replaces
     for path in dict.fromkeys(paths):
@@ -223,7 +224,7 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
     return Experiment(
         settings=settings,
         questions=work.questions,
-        validation=work.validation,
+        validation=validation_of(work.questions, work.validation),
         experience=work.experience,
         model=work.model,
         mixer=mixer,
@@ -337,6 +338,7 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
         return
     if instead := RENAMED.get(f"{selector}.{parameter}"):
         raise ConfigError(f"{where}: {selector}.{parameter} is now {instead}")
+    other_tools.refuse(f"{selector}.{parameter}", where)
     near = [name for name in settings if name.endswith(f".{parameter}")]
     near = near or difflib.get_close_matches(f"{selector}.{parameter}", settings, n=3, cutoff=0.5)
     if selector in _GIN and not near:
@@ -350,6 +352,7 @@ def _check_macros(made_at: dict[str, str], used_macros: set[str]) -> None:
     for macro, where in made_at.items():
         name = macro.removeprefix("%")
         if macro.startswith("%") and name not in used_macros:
+            other_tools.refuse(name, where)
             near = [setting for setting in all_settings() if setting.endswith(f".{name}")]
             near = near or difflib.get_close_matches(name, [*sorted(used_macros), *all_settings()], n=3, cutoff=0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import itertools
+import logging
 import re
 import tokenize
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ from ..io.paths import PROJECT
 from ..io.redaction import REDACTED, redacted
 
 GIN_FOLDER = PROJECT / "gin"
+log = logging.getLogger(__name__)
+# What says that a run has a model or questions of its own: where nothing but base.gin does, the toy stands in.
+BINDS_A_TASK = re.compile(r"^\s*(Work\.(model|questions)|PretrainedModel\.path|QuestionFile\.path)\s*=", re.M)
 # Settings that were bound under other names, and how to bind them now.
 RENAMED = {
     "ReplayMixer.fresh_beside": "ReplayMixer.injection: @Beside() with Beside.rollouts for a number, @InPlace() for "
@@ -85,6 +89,26 @@ def includes(path: Path, classes: tuple[str, ...], trail: tuple[Path, ...] = ())
     return list(dict.fromkeys(files))
 
 
+def warn_of_order(files: Sequence[Path], tasks: Sequence[Path], classes: tuple[str, ...]) -> None:
+    """Log a warning where a file with a model or questions replaces what a file without, named before it, binds: that
+    one was likely to change the task. files: those that are named, as they are read; tasks: all that bind one"""
+    values: dict[str, tuple[Path, Any]] = {}
+    for path in files:
+        is_task = any(each in tasks for each in (path, *includes(path, classes)))
+        for statement in statements(read_text(path), name_of(path), classes):
+            if not isinstance(statement, config_parser.BindingStatement):
+                continue
+            name = "/".join(filter(None, [statement.scope, statement.selector])) + f".{statement.arg_name or ''}"
+            earlier, value = values.get(name, (path, statement.value))
+            if is_task and repr(value) != repr(statement.value):
+                log.warning(
+                    "%s = %r of %s replaces %r of %s; name %s last if that is meant",
+                    *(name.rstrip("."), statement.value, name_of(path), value, name_of(earlier), name_of(earlier)),
+                )
+            if not is_task:
+                values[name] = path, statement.value
+
+
 @lru_cache(maxsize=64)  # each file is read for its includes and again for its bindings
 def statements(text: str, name: str, classes: tuple[str, ...]) -> Sequence[Any]:
     """name: of the file, or of the --set; classes: those that a reference can name. Raises ConfigError."""
@@ -94,14 +118,7 @@ def statements(text: str, name: str, classes: tuple[str, ...]) -> Sequence[Any]:
         return tuple(parser)
     except SyntaxError as error:
         line_text = error.text or text
-        whole = re.search(r"^[^=]*=\s*([^\s'\"([{@%#][^#]*?)\s*(?:#.*)?$", line_text)  # of a path more than a word
-        word = whole or re.search(r"Failed to parse token '(\w+)'", error.msg)
-        hint = (
-            f"{word[1]} is no value; a text needs quotes ({word[1]!r}), True, False and None a capital" if word else ""
-        )
-        if whole and name.startswith("--set"):  # a shell takes quotes away
-            quoted = repr(whole[1]).replace('"', '\\"')
-            hint += f'; in a shell --set "{line_text[: whole.start(1)]}{quoted}"'
+        hint = _quoting(line_text, error.msg, name, classes)
         if re.match(r"[\w.]+:(\s|$)", (error.text or "").strip()):
             hint = "this is YAML, not gin: a binding is written as train.steps = 200"
         line, message = error.lineno, f"{hint or error.msg}: {(error.text or text).strip()!r}"
@@ -111,6 +128,32 @@ def statements(text: str, name: str, classes: tuple[str, ...]) -> Sequence[Any]:
         line = parser.current_token.start[0] if parser else 0
         message = str(error).split("\n")[0].strip().rstrip(".") + f"; known are {', '.join(f'@{n}' for n in classes)}"
     raise ConfigError(f"{name}: {message}" if name.startswith("--set") else f"{name}, line {line}: {message}")
+
+
+def _quoting(text: str, message: str, name: str, classes: tuple[str, ...]) -> str:
+    """How a value is written that gin cannot read, in a --set the whole of it; '' if it is not a matter of spelling."""
+    token = re.search(r"Failed to parse token '(\w+)'", message)
+    word = re.search(r"^[^=]*=\s*([^\s'\"([{@%#][^#]*?)\s*(?:#.*)?$", text)  # of a path more than a word
+    word = word or (token and re.search(rf"(?<!['\"\w])({token[1]})\b(?=[^=]*$)", text))
+    if not word:
+        return ""
+    constant = {"true": "True", "false": "False", "none": "None"}.get(word[1].lower())
+    if constant:
+        value, why = constant, f"it is written {constant}"
+    elif (bare := word[1].removesuffix("()")) in classes:
+        value, why = f"@{bare}()", f"a reference is written @{bare}()"
+    elif re.fullmatch(r"\d+(\.\d+)?%", word[1]):
+        value = repr(float(word[1][:-1]) / 100)
+        why = f"a share is written {value}"
+    else:
+        value, why = repr(word[1]), f"a text needs quotes ({word[1]!r}), True, False and None a capital"
+    if text[: word.start(1)].endswith("(") and text[word.end(1) :].startswith(")"):
+        value += ","  # of a tuple of one
+    hint = f"{word[1]} is no value; {why}"
+    if name.startswith("--set"):  # a shell takes quotes away
+        written = (text[: word.start(1)] + value + text[word.end(1) :]).replace('"', '\\"')
+        hint += f'; in a shell --set "{written}"'
+    return hint
 
 
 def place_of(name: str, made_at: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,18 @@ from .files import naming, sync
 log = logging.getLogger(__name__)
 
 
-def read_objects(path: Path, *, skips_torn: bool = False, **decoding: Any) -> Iterator[dict[str, Any]]:
+def read_objects(
+    path: Path, content: bytes | None = None, *, skips_torn: bool = False, **decoding: Any
+) -> Iterator[dict[str, Any]]:
     """The objects of a file that somebody else wrote, one a line; a byte order mark is skipped.
 
+    content: of the file, where it had to be unpacked
     skips_torn: leave out a last line without its end; decoding: further arguments of json.loads
     Raises ValueError with file and line for what is no object.
     """
-    with path.open("rb") as file:  # bytes: only "\n" ends a line, not a U+2028 inside a text
+    with (
+        path.open("rb") if content is None else BytesIO(content) as file
+    ):  # bytes: only "\n" ends a line, not a U+2028 inside a text
         for number, line in enumerate(file, 1):
             if skips_torn and not line.endswith(b"\n"):
                 return

@@ -26,9 +26,12 @@ from ..grader.options import options_of
 from ..io import tokenizer_file, weights
 from ..io.paths import PROJECT
 from ..questions.prompts import PromptEncoder
+from ..questions.reading import QuestionRecords
+from ..questions.text import plain_text
 from ..records import Question
 from ..training.load_questions import load_questions
 from ..training.supervised_start import SupervisedModel
+from .likely import likely_wrong
 from .needs import needs
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -71,6 +74,8 @@ def dry_run(experiment: Experiment, run: Path) -> int:
         if model.config is not None and model.parameters is not None:
             for line in needs(experiment, model.config, model.parameters, run):
                 print(line)
+    for hint in likely_wrong(experiment, questions, model.parameters):
+        print(f"likely wrong {hint}")
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return 2 if problems else 0
@@ -98,12 +103,21 @@ def _questions(experiment: Experiment, problems: list[str]) -> list[Question]:
         grader = experiment.verifier
         by = ", ".join(map(str, filter(None, [grader.function, grader.url])))
         print(f"answer      {training[0].answer!r} to the first question; graded by {grader.kind!r}{by and f' ({by})'}")
+        print("golds       beside the ends of their questions:")
+        for question in (training[0], training[len(training) // 2], training[-1]):
+            print(f"            {_short(question.answer_text, 28):28}  {_short(plain_text(question.prompt), 78)}")
         if unseen := sum(map(_hides_its_options, [*training, *validation])):
             print(
                 f"            NOT IN THE PROMPT: of {unseen:,} questions no option's text, so the model cannot choose; "
                 "write the options into the column of the prompt, a line each ('A) first', 'B) second')"
             )
     return [*training, *validation]
+
+
+def _short(text: str, length: int) -> str:
+    """In one line, by its end."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"…{line[1 - length :]}"
 
 
 def _hides_its_options(question: Question) -> bool:
@@ -154,6 +168,18 @@ def _prompt(experiment: Experiment, path: str, questions: list[Question], proble
         ids = prompts.token_ids(question)
         print(f"prompt      {len(ids)} tokens, with a question of {question.source}:")
         print(textwrap.indent(str(tokenizer.decode(ids)), " " * 12, lambda _: True), flush=True)
+    if questions:
+        limit, lengths = experiment.prompts.max_tokens, sorted(len(prompts.token_ids(each)) for each in questions)
+        too_long = sum(length > limit for length in lengths)
+        print(
+            f"lengths     {lengths[0]:,} to {lengths[-1]:,} tokens, the median {lengths[len(lengths) // 2]:,}", end="; "
+        )
+        print(f"{too_long:,} of {len(lengths):,} ({too_long / len(lengths):.1%}) exceed Prompts.max_tokens = {limit:,}")
+        if too_long and isinstance(experiment.questions, QuestionRecords):
+            name = type(experiment.questions).__name__
+            parts = {"questions": f"@{name}()", "model": "@PretrainedModel()", "prompts": "@Prompts()"}
+            bindings = ["Work.questions = @LengthFilter()", *(f"LengthFilter.{k} = {v}" for k, v in parts.items())]
+            print("            left out with", *(f'--set "{binding}"' for binding in bindings))
     prompts.check_prompts(questions)
 
 

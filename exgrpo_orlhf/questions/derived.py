@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from ..checks import Constraint, Natural, check_settings, reference, require
 from ..io import tokenizer_file
 from ..records import Question
 from .prompts import PromptEncoder, Prompts
-from .reading import text_key, with_own_id
-from .text import normalised_answer
+from .reading import QuestionRecords, text_key, with_own_id
+from .text import normalised, normalised_answer
 
 logger = logging.getLogger(__name__)
 _SOURCE = reference("load", "@QuestionFile()")
@@ -63,6 +63,12 @@ class QuestionMix:
         Raises ValueError if a source has fewer questions than its share.
         """
         sets = _without_repetitions([source.load() for source in self.sources])
+        if held_out := held_out_of(self):  # by one source, while another has them too
+            apart = {normalised(question.prompt) for question in held_out.load()}
+            kept = [[each for each in questions if normalised(each.prompt) not in apart] for questions in sets]
+            if fewer := sum(map(len, sets)) - sum(map(len, kept)):
+                logger.info("QuestionMix: %d questions that another source holds out are left out", fewer)
+            sets = kept
         counts = [len(questions) for questions in sets]
         if self.weights is not None:
             counts = _shares(self.weights, counts, self.size)
@@ -118,6 +124,29 @@ class LengthFilter:
             *(len(short_enough), len(questions), len(questions) - len(short_enough), limit, max(lengths)),
         )
         return short_enough
+
+
+def held_out_of(source: Any) -> Any:
+    """The source of the questions that a source, or one that it is made of, holds out (`held_out`); None if none."""
+    if isinstance(source, QuestionRecords):
+        return replace(source, part="validation") if source.held_out and source.part == "all" else None
+    if isinstance(source, LengthFilter):
+        inner = held_out_of(source.questions)
+        return inner and replace(source, questions=inner)
+    sources = tuple(filter(None, map(held_out_of, source.sources))) if isinstance(source, QuestionMix) else ()
+    return QuestionMix(sources) if sources else None
+
+
+def validation_of(questions: Any, validation: Any) -> Any:
+    """The source of a run's validation: the one that is bound, or else what its questions hold out. Raises ValueError
+    for both."""
+    held_out = held_out_of(questions)
+    require(
+        held_out is None or validation is None,
+        "Work.validation is bound, and Work.questions holds questions out to validate on (held_out): set "
+        "Work.validation = None, or QuestionFile.held_out = 0",
+    )
+    return validation or held_out
 
 
 def _without_repetitions(sets: Sequence[list[Question]]) -> list[list[Question]]:

@@ -148,7 +148,8 @@ class FreshQuestions:
         if state["fingerprint"] != self._fingerprint:
             raise ValueError(
                 f"the checkpoint was made with another question set (fingerprint {state['fingerprint']}, now "
-                f"{self._fingerprint}): its cursor of consumed questions would point to other ones"
+                f"{self._fingerprint}): its cursor of consumed questions would point to other ones; "
+                "bring them back, or begin a new run with its weights: --from CHECKPOINT"
             )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,16 @@ from typing import Any
 
 from ..io.files import replacing
 from ..records import Question
-from .question_files import column_names, place_of, read_rows
+from .question_files import (
+    column_names,
+    delimiter_of,
+    form_of,
+    json_texts,
+    place_of,
+    read_bytes,
+    read_rows,
+    read_text,
+)
 from .reading import read_prompt
 from .text import Prompt, normalised, plain_text
 
@@ -140,17 +151,27 @@ def write_rows(path: Path, rows: Sequence[int], out: Path, column: str = "", val
 
             table = pq.read_table(path).take(pa.array(rows, pa.int64()))
             pq.write_table(table.append_column(column, pa.array(values)) if values else table, partial)
-        elif path.suffix == ".csv":
-            with path.open(encoding="utf-8-sig", newline="") as file, partial.open("w", -1, "utf-8", newline="") as to:
-                header, *values_of = csv.reader(file, strict=True)
-                kept = [header, *(values_of[row] for row in rows)]
-                for record, value in zip(kept, [column, *values], strict=True) if values else ():
-                    record.append(str(value))
-                csv.writer(to).writerows(kept)
+        elif form_of(path) in (".csv", ".tsv"):
+            text = read_text(path)
+            delimiter = delimiter_of(path, text)
+            header, *values_of = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+            kept = [header, *(values_of[row] for row in rows)]
+            for record, value in zip(kept, [column, *values], strict=True) if values else ():
+                record.append(str(value))
+            csv.writer(table := io.StringIO(newline=""), delimiter=delimiter).writerows(kept)
+            _write(partial, path, table.getvalue().encode())
         else:
-            records = path.read_bytes().split(b"\n")  # numbers stay as they are written
+            is_list = form_of(path) == ".json" and (text := read_text(path)).lstrip().startswith("[")
+            # Numbers stay as they are written.
+            records = [each.encode() for each in json_texts(text)] if is_list else read_bytes(path).split(b"\n")
             lines = [records[row] for row in rows]
             if values:
                 ends = [f", {json.dumps(column)}: {value}}}".encode() for value in values]
-                lines = [line.rstrip().removesuffix(b"}") + end for line, end in zip(lines, ends, strict=True)]
-            partial.write_bytes(b"".join(line + b"\n" for line in lines))
+                lines = [line.rstrip().removesuffix(b"}").rstrip() + end for line, end in zip(lines, ends, strict=True)]
+            content = b"[" + b",\n".join(lines) + b"]\n" if is_list else b"".join(line + b"\n" for line in lines)
+            _write(partial, path, content)
+
+
+def _write(partial: Path, path: Path, content: bytes) -> None:
+    """Packed as the file is whose rows these are."""
+    partial.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)

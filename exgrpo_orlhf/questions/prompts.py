@@ -199,8 +199,8 @@ class PromptEncoder:
                     raise
                 raise ValueError(
                     f"{sum(length > limit for length in lengths)} of {len(questions)} prompts are too long, up to "
-                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out; it needs "
-                    f"LengthFilter.questions, .model and .prompts): {error}"
+                    f"{max(lengths)} tokens (Work.questions = @LengthFilter() leaves them out; --dry-run prints what "
+                    f"it needs): {error}"
                 ) from error
             text = _text(question)
             for character in set(text).difference(readable):

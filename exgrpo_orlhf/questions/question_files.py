@@ -1,9 +1,13 @@
-"""Question sets from files: parquet, JSONL or CSV."""
+"""Question sets from files: parquet, JSON or CSV."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import json
+import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +22,7 @@ from .reading import Place, QuestionRecords
 RATE = "pass_rate"  # the column in which `prepare_data.py --measure` writes the share of right responses
 
 Rows = Iterator[Mapping[str, Any]]
+_DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}  # of CSV, as messages call them
 
 
 class _Decimal(float):
@@ -39,8 +44,9 @@ class QuestionFile(QuestionRecords):
     """A file of questions with verifiable answers; the other fields are those of `QuestionRecords`.
 
     path: from the working directory, else from the project's folder (datasets/); .parquet, .jsonl (one object a line),
-        or .csv (a header, then one question a record; UTF-8). Its name without the suffix is the source of questions
-        that say none
+        .json (a list of objects, or one a line), .csv or .tsv (a header, then one question a record; the delimiter is
+        the comma, semicolon, tab or bar that divides the header), in UTF-8; all but .parquet also as .gz. Its name
+        without the suffix is the source of questions that say none
     """
 
     path: str
@@ -54,12 +60,18 @@ class QuestionFile(QuestionRecords):
         path = path if path.exists() else WORKPLACE / path
         names = column_names(path, "QuestionFile.path")
         layout, place = self.layout(names, str(path)), replace(place_of(path), fields=names)
-        return self.distinct_questions(read_rows(path, self.columns(layout)), place, path.stem, layout)
+        name = path.stem.removesuffix(form_of(path))  # of mine.jsonl.gz: mine
+        return self.distinct_questions(read_rows(path, self.columns(layout)), place, name, layout)
+
+
+def form_of(path: Path) -> str:
+    """The suffix that says how a file is read: of mine.jsonl.gz .jsonl."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
 
 
 def place_of(path: Path) -> Place:
     """The place of a file's records. Lines of JSONL are counted from 1, as editors do; rows of a table from 0."""
-    return Place(str(path), "line", 1) if path.suffix == ".jsonl" else Place(str(path), "row", 0)
+    return Place(str(path), "line", 1) if form_of(path) == ".jsonl" else Place(str(path), "row", 0)
 
 
 def column_names(path: Path, named: str = "") -> list[str]:
@@ -77,15 +89,39 @@ def read_rows(path: Path, columns: Sequence[str], named: str = "") -> Rows:
         kind = "this is a folder, not a" if path.is_dir() else "no such"
         remedy = f"; python scripts/prepare_data.py --only {path.stem} makes datasets/{path.stem}.parquet"
         remedy = remedy if path.stem in PUBLIC_SETS else ""
+        if named == "QuestionFile.path" and not path.suffix:
+            remedy += "; a set of the hub is Work.questions = @QuestionHub() with QuestionHub.id"
         raise FileNotFoundError(f"{path.absolute()}: {kind} file{binding}{remedy}")
+    form = form_of(path)
     if path.suffix == ".parquet":
         return _parquet_rows(path, columns)
-    if path.suffix == ".jsonl":
-        return read_objects(path, parse_float=_Decimal, parse_constant=_refuse_constant)
-    if path.suffix == ".csv":
+    if form == ".jsonl":
+        return _json_lines(path)
+    if form == ".json":
+        return _json_rows(path)
+    if form in (".csv", ".tsv"):
         return _csv_rows(path)
     advice = "; unpack it with gunzip" if path.suffix == ".gz" else binding
-    raise ValueError(f"{path}: a file of questions ends in .parquet, .jsonl or .csv, not {path.suffix!r}{advice}")
+    raise ValueError(
+        f"{path}: a file of questions ends in .parquet, .jsonl, .json, .csv or .tsv, not {path.suffix!r}{advice}"
+    )
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content, unpacked. Raises ValueError for a damaged .gz."""
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not a whole .gz file ({error}); copy or make it again") from error
+
+
+def read_text(path: Path) -> str:
+    """As `read_bytes`. Raises ValueError that names the line which is not UTF-8."""
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from error
 
 
 def column_paths(record: Mapping[str, Any]) -> Iterator[str]:
@@ -110,15 +146,56 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
         ) from error
 
 
+def _json_lines(path: Path) -> Rows:
+    content = read_bytes(path) if path.suffix == ".gz" else None
+    return read_objects(path, content, parse_float=_Decimal, parse_constant=_refuse_constant)
+
+
+def _json_rows(path: Path) -> Rows:
+    """Of a list of objects, or of one object a line: other tools write both under this suffix."""
+    text = read_text(path)
+    try:
+        value = json.loads(text, parse_float=_Decimal, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        if text.lstrip().startswith("["):
+            raise ValueError(f"{path}: not JSON: {error}; was it written to the end?") from error
+        yield from _json_lines(path)
+        return
+    wrong = [row for row in value if not isinstance(row, dict)] if isinstance(value, list) else [value]
+    if wrong:
+        raise ValueError(f"{path}: takes a list of objects [{{…}}, …], or one object a line; got {wrong[0]!r:.80}")
+    yield from value
+
+
+def json_texts(text: str) -> list[str]:
+    """The objects of a JSON list as they are written."""
+    decode, between, texts = json.JSONDecoder().raw_decode, re.compile(r"[\s,\[]*"), list[str]()
+    at = 0
+    while text[(start := between.match(text, at).end())] != "]":  # type: ignore[union-attr]
+        at = decode(text, start)[1]
+        texts.append(text[start:at])
+    return texts
+
+
+def delimiter_of(path: Path, text: str) -> str:
+    """The character that divides the header of a CSV file into the most columns."""
+    columns = {}
+    for delimiter in "\t" if form_of(path) == ".tsv" else _DELIMITERS:
+        try:
+            columns[delimiter] = len(
+                next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), [])
+            )
+        except csv.Error:
+            columns[delimiter] = 0
+    return max(columns, key=columns.__getitem__)
+
+
 def _csv_rows(path: Path) -> Rows:
     """All values are text, as written. Quoted values may hold line breaks, doubled quotes stand for one."""
     csv.field_size_limit(1 << 30)  # the library's own limit is shorter than a long question
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: not UTF-8; save the file as UTF-8") from error
-    reader, row = csv.reader(io.StringIO(text, newline=""), strict=True), -1
+    text = read_text(path)
+    delimiter = delimiter_of(path, text)
+    reader, row = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), -1
     try:
         header = next(reader, [])
         if not header:
@@ -129,7 +206,8 @@ def _csv_rows(path: Path) -> Rows:
             if len(values) != len(header):
                 raise ValueError(
                     f"{path}, row {row} (ends in line {reader.line_num}): {len(values)} values for the "
-                    f'{len(header)} columns {", ".join(header)}; a value with a comma stands in "quotes"'
+                    f"{len(header)} columns {', '.join(header)}; a value with {_DELIMITERS[delimiter]} stands in "
+                    '"quotes"'
                 )
             yield dict(zip(header, values, strict=True))
     except csv.Error as error:

@@ -14,9 +14,9 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from ..checks import Count, Natural, check_settings, require
+from ..checks import Constraint, Count, check_settings, require
 from ..records import EXTRA_INFO, Question
 from .solutions import refuse_solutions
 from .text import Prompt, normalised, without_thousands
@@ -25,8 +25,12 @@ logger = logging.getLogger(__name__)
 # Names of columns that need no binding where one of them alone is there.
 _COMMON = {
     "prompt": ("question", "problem", "prompt", "input"),
-    "answer": ("answer", "solution", "final_answer", "ground_truth", "gold"),
+    "answer": ("answer", "solution", "final_answer", "expected_answer", "ground_truth", "gold"),
 }
+_WORKED = "solution"  # beside an answer it is how that is found
+_NUMBER_OR_SHARE = Constraint(
+    "must be a number of questions, or a share below 1", lambda value: 0 <= value < 1 or value == value // 1 > 0
+)
 Layout = tuple[str, str]  # the columns of question and answer
 _HASHES = re.compile(r"\n####[ \t]*([^\n]*\S)\s*\Z")  # GSM8K: the solution, then the answer
 
@@ -51,13 +55,16 @@ class QuestionRecords:
     prompt: field of the question: text, or chat messages [{"role": …, "content": …}, …]; in CSV text alone
     answer: field of the gold answer: text or a number; or a list of these, any of which is right (Verifier.kind 'math',
         'math_verify'). 'function', 'code', 'http' and 'choice' get it as is, the others as text. Where a set lacks the
-        column of the default, here or for `prompt`, its one column with a common name is taken (question, problem or
-        input; answer, solution, final_answer, ground_truth or gold; of GSM8K what follows ####)
+        column of the default, here or for `prompt`, its one column with a common name, in small or capital letters, is
+        taken (question, problem or input; answer, final_answer, expected_answer, ground_truth or gold, or else
+        solution; of GSM8K what follows ####)
     source: field of the data set's name; None, a JSONL row without that field, or a table without a column
         'data_source' where no other is named: the source's own name
     limit: load only this many distinct questions, the first ones; None: all
-    held_out, part: so many of them, chosen by their ids, are kept apart for validation: 'train' are the others,
-        'validation' these. 'all' with held_out = 0: nothing is kept apart
+    held_out: so many of them, or this share if it is below 1, are kept apart, chosen by their ids, whatever the order
+        of the rows. Of the source of Work.questions they are the run's validation, where Work.validation is None
+    part: 'train' are the others, 'validation' the ones held out, for a source that is bound in several places; 'all':
+        'train', or everything with held_out = 0
     meta: further fields that a verifier needs, such as ('options',) for 'choice' or ('tests',) for 'code'; they are
         kept in Question.meta, with their types, under the last part of their path. A function written for verl gets the
         column 'extra_info' without asking
@@ -70,15 +77,15 @@ class QuestionRecords:
     source: str | None = "data_source"
     limit: Count | None = None
     meta: tuple[str, ...] = ()
-    held_out: Natural = 0
+    held_out: Annotated[float, _NUMBER_OR_SHARE] = 0
     part: Literal["all", "train", "validation"] = "all"
 
     def __post_init__(self) -> None:
         check_settings(type(self), vars(self))
         require(
-            (self.held_out == 0) == (self.part == "all"),
-            f"{self._owner}.part is 'train' or 'validation' with {self._owner}.held_out of at least 1, or 'all' with "
-            f"0; got {self.part!r} with {self.held_out!r}",
+            self.held_out > 0 or self.part == "all",
+            f"{self._owner}.part is 'train' or 'validation' with {self._owner}.held_out above 0; got {self.part!r} "
+            f"with {self.held_out!r}",
         )
         names = ["row", *(name.rpartition(".")[2] for name in self.meta)]  # "row" is the row's number
         twice = [name for name, count in Counter(names).items() if count > 1]
@@ -99,7 +106,8 @@ class QuestionRecords:
         chosen, missing = {"prompt": self.prompt, "answer": self.answer}, []
         for binding, names in _COMMON.items():
             default = chosen[binding] == getattr(QuestionRecords, binding)
-            common = [name for name in names if default and name in present]
+            common = [name for name in present if default and name.lower() in names]
+            common = [name for name in common if name.lower() != _WORKED] or common
             if chosen[binding] not in present and len(common) == 1:
                 chosen[binding] = common[0]
             elif chosen[binding] not in present:
@@ -161,19 +169,24 @@ class QuestionRecords:
             logger.info(text, place.name, *layout, self._owner)
         if repeated:
             logger.info("%s: %d questions, %d repetitions merged", place.name, len(questions), repeated)
-        if self.part == "all":
-            return [*questions.values()]
+        return self._part_of([*questions.values()], place.name)
+
+    def _part_of(self, questions: list[Question], name: str) -> list[Question]:
+        """Those of this part. name: of the source"""
+        if not self.held_out:
+            return questions
         # Ids are hashes, so that the smallest ones are a random part, the same in every process. A question that looks
         # like another one is not held out: the other would be trained on.
-        looks = Counter(normalised(question.prompt) for question in questions.values())
-        alone = sorted(question.id for question in questions.values() if looks[normalised(question.prompt)] == 1)
-        if self.held_out >= len(alone):
+        looks = Counter(normalised(question.prompt) for question in questions)
+        alone = sorted(question.id for question in questions if looks[normalised(question.prompt)] == 1)
+        count = int(self.held_out) if self.held_out >= 1 else max(1, round(self.held_out * len(questions)))
+        if count >= len(alone):
             raise ValueError(
-                f"{place.name} holds {len(alone)} questions; {self._owner}.held_out = {self.held_out} leaves none to "
+                f"{name} holds {len(alone)} questions; {self._owner}.held_out = {self.held_out} leaves none to "
                 "train on (questions that differ in typesetting alone do not count)"
             )
-        apart = {*alone[: self.held_out]}
-        return [kept for kept in questions.values() if (kept.id in apart) == (self.part == "validation")]
+        apart = {*alone[:count]}
+        return [kept for kept in questions if (kept.id in apart) == (self.part == "validation")]
 
     def _question(self, record: Mapping[str, Any], row: int, where: str, own_name: str, layout: Layout) -> Question:
         prompt = read_prompt(record, where, f"{self._owner}.prompt", layout[0])

@@ -167,7 +167,8 @@ def load_for_new_run(folder: Path, buffer: ReplayBuffer, fingerprint: str, quest
     if strange:
         raise SnapshotError(
             f"{folder}: {len(strange)} of its {len(source.records)} questions (such as {strange[0]}) are not among the "
-            "run's questions; they have another prompt, answer or source, or belong to another set"
+            "run's training questions; they have another prompt, answer or source, belong to another set, or are held "
+            "out for validation here"
         )
     records = [(question_id, source.records[question_id]) for question_id in source.canonical_order()]
     rows = [(question_id, stored) for question_id, record in records for stored in record.stored]

@@ -36,11 +36,13 @@ def buckets(history: History) -> Chart:
         return svg(figure, "questions by level over steps", "buckets")
 
 
-def over_steps(title: str, label: str, steps: Sequence[int], series: Series) -> Chart:
-    """Medians over steps, each with the band from the 10 % to the 90 % quantile. label: the unit
+def over_steps(title: str, label: str, steps: Sequence[int], series: Series) -> Chart | None:
+    """Medians over steps, each with the band from the 10 % to the 90 % quantile; None without a value. label: the unit
 
     NaN is no value.
     """
+    if all(math.isnan(value) for _, values in series for of_step in values for value in of_step):
+        return None
     with panel(*PANEL, xlabel="step", ylabel=label, xlim=_limits(steps)) as (figure, axes):
         for colour, values in series:
             of_part = [
@@ -63,10 +65,15 @@ def spreads(history: History) -> Chart | None:
     return over_steps("spread of a group's rewards", "", history.steps, [(FRESH, history.spreads)])
 
 
-def distribution(title: str, unit: str, series: Mapping[str, Sequence[float]], top: float | None = None) -> Chart:
-    """Histograms as outlines: the share of each colour's values in a bin, in percent. top: end of the axis"""
+def distribution(
+    title: str, unit: str, series: Mapping[str, Sequence[float]], top: float | None = None
+) -> Chart | None:
+    """Histograms as outlines: the share of each colour's values in a bin, in percent; None without a value. top: end of
+    the axis"""
     numbers = [value for values in series.values() for value in values]
-    end = top or max(float(np.quantile(numbers, 0.99)) if numbers else 1.0, 1e-6)
+    if not numbers:
+        return None
+    end = top or max(float(np.quantile(numbers, 0.99)), 1e-6)
     edges = np.linspace(min(0.0, *numbers, 0.0), end, BINS + 1)
     with panel(*PANEL, xlabel=unit, xlim=(edges[0], edges[-1])) as (figure, axes):
         for colour, values in series.items():
@@ -92,7 +99,7 @@ def replayed(history: History) -> list[Chart]:
     weights = [[math.exp(value) for value in values] for values in by_step("log_weight")]
     stored = history.buffer
     entropies = [(FRESH, history.entropies), ("m7", by_step("others")), (REPLAYED, by_step("entropy"))]
-    return [
+    charts = [
         over_steps("age, steps", "steps", history.steps, [(REPLAYED, by_step("age"))]),
         over_steps("entropy under the current policy, nats", "nats", history.steps, entropies),
         over_steps("importance weight (geometric mean)", "", history.steps, [(REPLAYED, weights)]),
@@ -100,6 +107,7 @@ def replayed(history: History) -> list[Chart]:
         distribution("−log π_past per token", "nats", {STORED: stored["surprisal"], REPLAYED: replays["surprisal"]}),
         distribution("length", "tokens", {STORED: stored["tokens"], REPLAYED: replays["tokens"]}),
     ]
+    return [*filter(None, charts)]
 
 
 def lucky(history: History) -> Chart | None:
@@ -113,7 +121,7 @@ def lucky(history: History) -> Chart | None:
     return over_steps("lucky guesses, % of correct answers", "%", history.steps, series)
 
 
-def forgotten(history: History) -> Chart:
+def forgotten(history: History) -> Chart | None:
     """Questions that were solved once and are at 0, over steps."""
     counts = [[float(count)] for count in forgotten_by_step(history)]
     return over_steps("forgotten questions", "", history.steps, [("m5", counts)])
@@ -124,10 +132,11 @@ def diversity(history: History) -> list[Chart]:
     several = [value for value in history.distinct if value >= 0]
     many = [float(count) for count in history.stored if count]
     unit = "0: the same token pairs, 1: no pair in two of them"
-    return [
+    charts = [
         distribution("stored trajectories of a question", "trajectories", {STORED: many}),
         distribution("diversity of a question's trajectories", unit, {STORED: several}, 1.0),
     ]
+    return [*filter(None, charts)]
 
 
 def _name(axes: Axes) -> None:

@@ -175,15 +175,17 @@ def differences(comparison: Comparison) -> Chart:
 
 
 def picture(comparisons: Sequence[Comparison]) -> bytes:
-    """A PNG: a row for each metric, with its curves against the three axes and the last values by seed."""
+    """A PNG: a row for each metric, with its curves against each axis for which there are some, and the last values by
+    seed."""
     # A variant that lacks a metric, such as one of replay, must not lend its colour to the next one.
     order = list(dict.fromkeys(variant.name for comparison in comparisons for variant in comparison.variants))
     most = len(order)
     height = 72 * (max(4.2, 0.24 * most) * len(comparisons) + 0.3 * math.ceil(most / 6))
     with drawing(1296, height) as figure:
-        grid = figure.subplots(len(comparisons), 4, squeeze=False)
+        drawn = [axis for axis in AXES if any(any(comparison.bands[axis]) for comparison in comparisons)]
+        grid = figure.subplots(len(comparisons), len(drawn) + 1, squeeze=False)
         for (*panels, last), comparison in zip(grid, comparisons, strict=True):
-            for axes, axis in zip(panels, AXES, strict=True):
+            for axes, axis in zip(panels, drawn, strict=True):
                 _curves(axes, comparison, axis, order)
                 axes.set_title(f"against {NAMES[axis]}")
             panels[0].set_ylabel(comparison.metric)
@@ -212,15 +214,21 @@ class Curves:
         run = self._run
         path = run.folder / "curves.png"
         try:
-            write(path, training_picture({run_name(run.folder): list(run.metrics.rows())}))
+            picture = training_picture({run_name(run.folder): list(run.metrics.rows())})
+            if picture is None:
+                return
+            write(path, picture)
         except (OSError, ValueError, RuntimeError) as error:
             log.warning("%s could not be drawn: %s", path, error)
             return
         run.tracker.artifact(path)
 
 
-def training_picture(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
-    """A PNG: up to six panels of training runs, of what was measured. runs: by name, rows of metrics.jsonl"""
+def training_picture(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes | None:
+    """A PNG: up to six panels of training runs, of what was measured; None if nothing was.
+
+    runs: by name, rows of metrics.jsonl
+    """
     drawn = []
     for title, metric, axis in TRAINING:
         if metric == ACCURACY:  # sampled validation has another name
@@ -232,12 +240,13 @@ def training_picture(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes
         ]
         if any(curve.has(axis) for curve in curves):
             drawn.append((title, axis, compare(metric, curves, None)))
-    rows_of_panels = math.ceil(len(drawn) / 3) or 1
+    if not drawn:
+        return None
+    rows_of_panels = math.ceil(len(drawn) / 3)
     with drawing(936, 252 * rows_of_panels) as figure:
         for place, (title, axis, comparison) in enumerate(drawn, 1):
             axes = figure.add_subplot(rows_of_panels, 3, place, title=title)
             axes.locator_params(axis="x", nbins=4)  # labels are long
             _curves(axes, comparison, axis, list(runs))
-        if drawn:
-            figure.axes[0].legend()
+        figure.axes[0].legend()
         return png(figure)

@@ -5,6 +5,8 @@ Both are written by the training loop, whichever engine does the work, and are c
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..io.files import write
 from ..io.json_lines import StepLog
 from ..questions.text import with_roles
 from ..records import MixedBatch, Rollout, RolloutGroup, Row, Trajectory, mean
@@ -26,6 +29,9 @@ TEXTS_EVERY = 5  # steps from one row of rollouts.jsonl to the next; the first s
 RESPONSES = 4  # logged of a group's fresh rollouts, and of a question's stored trajectories
 TOKENS = 512  # logged of a response: the first half and the last
 PROMPT = 2000  # characters logged of a prompt
+SHOWN = 400  # characters shown of a prompt or a response
+COLUMNS = ["step", "prompt", "response", "reward", "verdict", "answer"]  # of the table
+log = logging.getLogger(__name__)
 Floats = npt.NDArray[np.float32]
 Decode = Callable[[npt.NDArray[np.int32]], str]
 
@@ -64,17 +70,28 @@ class StepRecord:
 class DecisionLog:
     """The two files of a run."""
 
-    def __init__(self, run: Path) -> None:
-        """Raises ValueError for a file with a corrupt line, naming file and line."""
+    def __init__(self, run: Path, show_every: int | None = None) -> None:
+        """show_every: as train.show_every. Raises ValueError for a file with a corrupt line, naming file and line."""
+        self.table, self._show_every = run / "responses.json", show_every
         self.decisions = StepLog(run / "decisions.jsonl", compact=True)
         self.rollouts = StepLog(run / "rollouts.jsonl", compact=True)
 
     def append(self, step: StepRecord, decode: Decode) -> None:
-        """Write a step's decisions, and in the first and every `TEXTS_EVERY`-th step some of its rollouts. Raises
-        OSError."""
+        """Write a step's decisions, and in the first and every `TEXTS_EVERY`-th step, and where a response is shown,
+        some of its rollouts. Raises OSError."""
         self.decisions.add(decisions(step))
-        if step.step == 1 or step.step % TEXTS_EVERY == 0:
-            self.rollouts.add({"step": step.step, "questions": texts(step, decode)})
+        shown = self._show_every is not None and (step.step == 1 or step.step % self._show_every == 0)
+        if shown or step.step == 1 or step.step % TEXTS_EVERY == 0:
+            row = {"step": step.step, "questions": texts(step, decode)}
+            self.rollouts.add(row)
+            if shown:
+                log.info("step %d, responses to a question:\n%s", step.step, "\n".join(_shown(row)))
+
+    def write_table(self) -> Path:
+        """The rollouts that are logged, as a table that MLflow shows, in a file of the run's folder."""
+        rows = [cells for row in self.rollouts.rows() for cells in _cells(row)]
+        write(self.table, json.dumps({"columns": COLUMNS, "data": rows}))
+        return self.table
 
     def cut_back(self, step: int) -> None:
         """Drop the rows after a checkpoint's step, and log a warning if some before it are gone."""
@@ -221,6 +238,32 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
         "answer": question.answer_text[:PROMPT],
         "responses": responses,
     }
+
+
+def _cells(row: Mapping[str, Any]) -> list[list[Any]]:
+    """COLUMNS of each fresh response in a row of `rollouts.jsonl`, of the longest ones without their middle."""
+    cells = []
+    for question in row["questions"]:
+        for response in (each for each in question["responses"] if each["kind"] == "fresh"):
+            middle = [" … "] * bool(response["left_out"])
+            text = "".join([*response["text"][: TOKENS // 2], *middle, *response["text"][TOKENS // 2 :]])
+            reward = response.get("reward", float(response["verdict"] == "correct"))
+            cells.append([row["step"], question["prompt"], text, reward, response["verdict"], question["answer"]])
+    return cells
+
+
+def _shown(row: Mapping[str, Any]) -> list[str]:
+    """The first question of a row with its gold answer, and a right and a wrong response beside their rewards, if there
+    are."""
+    cells = [each for each in _cells(row) if each[1] == _cells(row)[0][1]]
+    lines = [f"  {_line(prompt)}  (gold {gold})" for _, prompt, *_, gold in cells[:1]]
+    return [*lines, *(f"  reward {each[3]:g}, {each[4]}: {_line(each[2])}" for each in cells[:1] + cells[1:][-1:])]
+
+
+def _line(text: str) -> str:
+    """In one line, the beginning and the end."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[: SHOWN // 2]} … {line[-SHOWN // 2 :]}"
 
 
 def _graded(response: Rollout | Trajectory, correct: bool) -> dict[str, Any]:

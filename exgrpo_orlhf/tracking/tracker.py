@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TABLES = '[{"path": "responses.json", "type": "table"}]'  # tag: the artifacts that MLflow shows as tables
 DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
 KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
 ARRIVED = "metrics.arrived"  # in a run's folder: the address of the MLflow that has all of the finished run
@@ -92,7 +93,7 @@ class MlflowTracker:
         self._others = OtherTrackers(log, settings, run.name, self._params)
         self._tags = {name: str(redacted(name, value)) for name, value in run.tags.items()}
         if self.enabled:
-            self._tags[LOG_TAG] = log.identity
+            self._tags |= {LOG_TAG: log.identity, "mlflow.loggedArtifacts": TABLES}
         self._started = int(time.time() * 1000)
         self._client: Any = None
         self._system: Any = None

@@ -106,7 +106,8 @@ def read_experts(
         same = [question for question in by_key.get(keys[0], []) if question in by_key.get(keys[-1], [])]
         if len(same) != 1:
             shown = " and ".join(f"{key!r:.200}" for key in keys)
-            raise ValueError(f"{where}: {len(same) or 'none'} of the run's questions have {shown}")
+            apart = " (one that is held out for validation is none of them)" if not same else ""
+            raise ValueError(f"{where}: {len(same) or 'none'} of the run's questions have {shown}{apart}")
         try:
             ids = prompts.encode_response(response, max_tokens)
         except ValueError as error:

@@ -147,4 +147,6 @@ class TrainingRun(Trainer):
         self.saved_step = self.steps
         for listener in self.listeners:
             listener.saved(self.buffer, self.steps)
+        if self.tracker.enabled:
+            self.tracker.artifact(self.decisions.write_table())
         self.tracker.catch_up()

@@ -71,7 +71,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
 
     own, made_by = checkpoints.identify(folder), manifest.read(checkpoint).run if checkpoint else None
     identity = own or made_by if checkpoint else checkpoints.set_aside(folder, experiment.config_text)
-    metrics, decisions = _logs(folder, identity, step, resumed=checkpoint is not None)
+    metrics, decisions = _logs(folder, identity, step, experiment.settings.show_every, resumed=checkpoint is not None)
     copy_curve(Path(engine.model_path), folder, resumed=checkpoint is not None)
     write(folder / "config.gin", experiment.config_text)
     mlflow_run = state["mlflow_run_id"] if state and identity == made_by else None  # not of a copy
@@ -136,7 +136,8 @@ def _check_validation(evaluator: Validation, state: Mapping[str, Any]) -> None:
     if (earlier := state["validation"]) != evaluator.fingerprint:
         raise ValueError(
             f"the checkpoint was made with another validation set (fingerprint {earlier}, now "
-            f"{evaluator.fingerprint}): one metric would be of two sets; bring Work.validation's questions back"
+            f"{evaluator.fingerprint}): one metric would be of two sets; bring Work.validation's questions back, or "
+            "begin a new run with its weights: --from CHECKPOINT"
         )
 
 
@@ -154,9 +155,11 @@ def _best(
     return state["best"], state["best_step"]
 
 
-def _logs(folder: Path, identity: str | None, step: int, resumed: bool) -> tuple[MetricsLog, DecisionLog]:
+def _logs(
+    folder: Path, identity: str | None, step: int, show_every: int | None, resumed: bool
+) -> tuple[MetricsLog, DecisionLog]:
     """Metrics and decisions of the run, up to this step."""
-    metrics, decisions = MetricsLog(folder / "metrics.jsonl", identity), DecisionLog(folder)
+    metrics, decisions = MetricsLog(folder / "metrics.jsonl", identity), DecisionLog(folder, show_every)
     decisions.cut_back(step)
     metrics.cut_back(step)
     metrics.warn_if_missing(range(step + 1) if resumed else ())

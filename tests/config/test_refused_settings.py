@@ -60,7 +60,8 @@ QUESTION_RECORDS = [
     (dict(meta="tests"), r"meta takes tuple\[str, \.\.\.\], got 'tests'"),
     *((dict(meta=meta), "meta: .* is taken") for meta in (("a.options", "b.options"), ("row",))),
     (dict(part="test", held_out=5), "part must be one of 'all', 'train', 'validation'; got 'test'"),
-    *((wrong, "part is 'train' or 'validation' with") for wrong in (dict(held_out=5), dict(part="train"))),
+    (dict(part="train"), "part is 'train' or 'validation' with"),
+    *((dict(held_out=wrong), "held_out must be a number of questions, or a share below 1, got") for wrong in (-1, 2.5)),
 ]
 LEVELS = r"steps must be a non-empty tuple of distinct integers of at least 1, got "
 REFUSED = {

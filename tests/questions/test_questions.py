@@ -219,11 +219,11 @@ def test_common_columns_are_recognised_and_said(suffix, prompt, answer, tmp_path
     assert as_bound.answer == row[answer]
 
 
-SEVERAL = {"problem": "1+1?", "question": "1+1?", "solution": "2", "answer": "2"}
+SEVERAL = {"problem": "1+1?", "question": "1+1?", "gold": "2", "answer": "2"}
 MISSING = (
     r"q\.parquet: no column 'prompt' and no 'reward_model\.ground_truth' and no 'tests', there are problem, question, "
-    r"solution, answer; set QuestionFile\.prompt \(question or problem\) and "
-    r"QuestionFile\.answer \(answer or solution\) and QuestionFile\.meta"
+    r"gold, answer; set QuestionFile\.prompt \(problem or question\) and "
+    r"QuestionFile\.answer \(gold or answer\) and QuestionFile\.meta"
 )
 GOOD = b'{"question": "a", "answer": "1"}\n'
 BOUND = {"prompt": "question", "answer": "answer"}
@@ -283,8 +283,14 @@ REFUSED = [  # the file; its bytes, a row of a parquet file, FOLDER or None (no 
     ("folder", FOLDER, {}, r"/folder: this is a folder, not a file \(QuestionFile\.path\)"),
     ("folder.jsonl", FOLDER, {}, r"/folder\.jsonl: this is a folder, not a file"),
     ("nowhere.jsonl", None, {}, r"nowhere\.jsonl: no such file"),
-    ("q.jsonl.gz", b"", {}, r"q\.jsonl\.gz: a file .* ends in .*, not '\.gz'; unpack it with gunzip"),
-    ("q.txt", b"", {}, r"ends in \.parquet, \.jsonl or \.csv, not '\.txt'"),
+    ("q.parquet.gz", b"", {}, r"q\.parquet\.gz: a file .* ends in .*, not '\.gz'; unpack it with gunzip"),
+    ("q.txt", b"", {}, r"ends in \.parquet, \.jsonl, \.json, \.csv or \.tsv, not '\.txt'"),
+    (
+        "openai",
+        None,
+        {},
+        r"no such file .*; a set of the hub is Work\.questions = @QuestionHub\(\) with QuestionHub\.id",
+    ),
     *(("q.jsonl", content, BOUND, rf"q\.jsonl(:|,)? {message}") for content, message in LINES),
     *(("q.csv", content, {**BOUND, "source": None}, rf"q\.csv{message}") for content, message in CSV),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from copy import deepcopy
@@ -264,3 +265,49 @@ def test_the_local_engine_on_a_gpu_has_hours_that_say_on_which_card_their_figure
         )
     _, lines, _ = dry_run(["base.gin", "engines/local_cpu.gin"], bindings)
     assert "time" not in lines
+
+
+def test_golds_stand_beside_their_questions_and_lengths_and_likely_mistakes_are_said(dry_run, raw_model, tmp_path):
+    rows = [{"question": f"{i}+1{'+0' * 20 * (i % 10 == 5)}=", "answer": i + 1} for i in range(20)]
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+    bindings = [
+        *small_bindings(raw_model),
+        *("Work.questions = @QuestionFile()", "Work.validation = None", "Verifier.kind = 'math'"),
+        *(f"QuestionFile.path = {str(tmp_path / 'q.json')!r}", "train.questions_per_step = 4"),
+    ]
+    done, lines, errors = dry_run(["toy.gin"], bindings)
+    assert (done.returncode, len(errors)) == (2, 1)
+    assert "2 of 20 prompts are too long" in errors[0]
+    assert "; 2 of 20 (10.0%) exceed Prompts.max_tokens = 32" in lines["lengths"]
+    assert [line.split() for line in done.stdout.splitlines() if re.match(r" {12}\d+ +\d+\+1=", line)] == [
+        ["1", "0+1="],
+        ["11", "10+1="],
+        ["20", "19+1="],
+    ]
+    assert lines["likely wrong"].startswith(" QuestionFile.held_out = 0: without validation")
+    (command,) = re.findall(r"left out with (.*)", done.stdout)
+    filtered = shlex.split(command)[1::2]  # the advice is followed
+    done, lines, errors = dry_run(["toy.gin"], [*bindings, *filtered, "QuestionFile.held_out = 5"])
+    assert (done.returncode, errors, "likely wrong" in lines) == (0, [], False)
+    assert re.match(r"1[3-5] to train on, [3-5] for validation", lines["questions"])
+
+
+@pytest.mark.parametrize(
+    ("answers", "more", "hint"),
+    [
+        (["A", "B", "C", "12"], [], "Verifier.kind = 'math': 3 of 4 answers are one capital letter; 'choice'"),
+        (["x" * 300] * 4, [], "QuestionFile.answer: 4 of 4 answers have more than 200 characters"),
+        (["7"] * 4, ["LoRA.rank = 4", "Optimizer.learning_rate = 1e-6"], "with LoRA.rank: LoRA needs about ten times"),
+        (["7"] * 4, [], None),
+    ],
+)
+def test_a_setting_that_is_likely_wrong_is_named(answers, more, hint, dry_run, raw_model, tmp_path):
+    rows = [{"question": f"{i}+1=", "answer": answer} for i, answer in enumerate(answers)]
+    (tmp_path / "q.json").write_text(json.dumps(rows))
+    bindings = [
+        *small_bindings(raw_model),
+        *("Work.questions = @QuestionFile()", "Work.validation = None", "Verifier.kind = 'math'"),
+        *(f"QuestionFile.path = {str(tmp_path / 'q.json')!r}", "QuestionFile.held_out = 1", *more),
+    ]
+    _, lines, _ = dry_run(["toy.gin"], bindings)
+    assert (hint or "no hint") in lines.get("likely wrong", "no hint")

@@ -45,7 +45,8 @@ def test_what_was_not_measured_has_no_panel_and_no_warning(figures, recwarn):
     measured = [{**row, "replay/retired": 1, "cost/generated_tokens": 9 * row["step"]} for row in rows]
     validated = [{**row, comparison_charts.ACCURACY: 0.5} for row in measured]
     once = [{"step": 0, comparison_charts.ACCURACY: 0.5}]
-    for logged, panels in (([], 0), (once, 1), (rows, 1), (measured, 2), (validated, 4)):
+    assert comparison_charts.training_picture({"run": []}) is None
+    for logged, panels in ((once, 1), (rows, 1), (measured, 2), (validated, 4)):
         comparison_charts.training_picture({"run": logged})
         assert [bool(axes.lines) for axes in figures[-1].axes] == [True] * panels
     assert not recwarn.list

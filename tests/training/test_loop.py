@@ -159,7 +159,7 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
     assert candidates > 0
     assert first["replay/actual_share"] == min(4, candidates) / 8
     assert 1 <= first["replay/age_mean"] <= 7
-    with pytest.raises(SnapshotError, match="are not among the run's questions"):
+    with pytest.raises(SnapshotError, match="are not among the run's training questions"):
         go(warm_model, tmp_path / "third", "ModularChains.seed = 5", borrowed)
     with pytest.raises(ValueError, match=r"Work\.experience = 'nowhere' is neither a checkpoint of a run"):
         go(warm_model, tmp_path / "fourth", "Work.experience = 'nowhere'")

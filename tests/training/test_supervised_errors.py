@@ -66,7 +66,7 @@ def test_what_is_missing_is_said(raw_model, tmp_path):
     text, empty = write(tmp_path / "examples.txt", RIGHT), write(tmp_path / "empty.jsonl")
     cases = [
         ({"examples": empty}, r"SupervisedModel\.examples has no examples"),
-        ({"examples": text}, r"ends in \.parquet, \.jsonl or \.csv, not '\.txt' \(SupervisedFile\.path\)"),
+        ({"examples": text}, r"ends in \.parquet, .* or \.tsv, not '\.txt' \(SupervisedFile\.path\)"),
         ({"examples": SupervisedFile("no.jsonl")}, r"no\.jsonl: no such file \(SupervisedFile\.path\)"),
         ({"prompts": Prompts(max_tokens=250)}, r"Prompts\.max_tokens \+ .* = 274 exceeds the"),
         ({"model": endless}, r"example 1: neither the template nor the tokenizer names an end token"),
