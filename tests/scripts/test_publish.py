@@ -1,0 +1,209 @@
+"""scripts/publish.py: the folder of a checkpoint for the hub, its card, and what it sends to a hub."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from http_server import http_server
+from huggingface_hub import ModelCard
+from run_builders import flip, rows, train_small
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import exgrpo_orlhf
+from exgrpo_orlhf.evaluation.model_card import without_folders
+
+
+@pytest.fixture(scope="module")
+def checkpoint(warm_model, tmp_path_factory) -> Path:
+    """With LoRA and replay, evaluated at steps 0 and 2."""
+    run = tmp_path_factory.mktemp("private") / "mine"
+    train_small(warm_model, run, "train.steps = 2", "LoRA.rank = 2")
+    return run / "checkpoint-2"
+
+
+def published(run_script, checkpoint: Path, out: Path, *more: object) -> tuple[list[str], ModelCard]:
+    """The lines that the script prints, and the card as the hub's own class reads it."""
+    done = run_script("publish.py", checkpoint, "--out", out, *more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), ModelCard.load(out / "README.md")
+
+
+def test_the_folder_is_a_model_with_a_card_of_its_run(checkpoint, warm_model, tmp_path, run_script):
+    lines, card = published(run_script, checkpoint, tmp_path / "out", "--license", "apache-2.0")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {f"  {name}" for name in names} == {line for line in lines if line.startswith("  ")}
+    of_checkpoint = {path.name for path in checkpoint.iterdir() if path.is_file()} - {"manifest.json"}
+    assert names == of_checkpoint | {"README.md", "config.gin"}, "neither state nor buffer nor adapter"
+    assert [line.split(":")[1].strip() for line in lines if line.startswith("missing: ")] == [
+        *("base_model", "datasets", "adapter/"),
+    ]
+    sent = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    weights = load_file(checkpoint / "model.safetensors")
+    assert all(torch.equal(sent[name], value) for name, value in weights.items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab()
+
+    assert (card.data.license, card.data.library_name, card.data.base_model) == ("apache-2.0", "transformers", None)
+    assert {"exgrpo", "rlvr"} <= {*card.data.tags}
+    state = json.loads((checkpoint / "trainer" / "state.json").read_text())
+    assert (
+        f"2 steps of 8 questions in groups of 4, {state['generated_tokens']:,} generated tokens, engine 'local'"
+        in card.text
+    )
+    assert "ReplayMixer.injection = @Beside()" in card.text
+    assert "LoRA; the weights at the root are merged" in card.text
+    assert "LoRA.rank = 2" in card.text
+    assert "validation/ModularChains.count = 10" in card.text
+    manifest = json.loads((checkpoint / "replay" / "manifest.json").read_text())
+    assert f"{manifest['trajectories']} stored trajectories of {manifest['questions']} questions" in card.text
+    first, last = (next(row for row in rows(checkpoint.parent) if row["step"] == step) for step in (0, 2))
+    name = "validation/avg_at_1"
+    low, high = (f"{last[f'interval/{name}_{end}']:.4g}" for end in ("low", "high"))
+    row = f"| `eval/{name}` | {first[f'eval/{name}']:.6g} | {last[f'eval/{name}']:.6g} | {low} to {high} |"
+    assert row in card.text
+    assert f"exgrpo-orlhf {exgrpo_orlhf.__version__}, torch {torch.__version__}" in card.text
+
+
+def test_nothing_that_is_published_has_a_path_of_the_machine(checkpoint, warm_model, tmp_path, run_script):
+    assert str(warm_model) in (checkpoint.parent / "config.gin").read_text()
+    published(run_script, checkpoint, tmp_path / "out")
+    for path in (tmp_path / "out").iterdir():
+        assert os.fsencode(warm_model.parent) not in path.read_bytes(), path
+        assert os.fsencode(checkpoint.parent.parent) not in path.read_bytes(), path
+    assert f"'{warm_model.name}'" in (tmp_path / "out" / "config.gin").read_text()
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("a = '/home/me/q.jsonl'", "a = 'q.jsonl'"),
+    ('a = ["~/x/f.py:right", "/y/g.py"]', 'a = ["f.py:right", "g.py"]'),
+    ("a = 'sqlite:////home/me/mlflow.db'", "a = 'sqlite:///mlflow.db'"),
+    ("a = 'http://host:8000/v1'", "a = 'http://host:8000/v1'"),
+    ("a = 'org/model'", "a = 'org/model'"),
+    ("a = 'datasets/q.parquet' / 2", "a = 'datasets/q.parquet' / 2"),
+])  # fmt: skip
+def test_absolute_paths_keep_their_last_part(text, shown):
+    assert without_folders(text) == shown
+
+
+def test_ids_of_the_hub_are_metadata_and_their_adapter_is_sent(checkpoint, warm_model, tmp_path, run_script):
+    """The same checkpoint, as if its model and questions had come from the hub."""
+    run = tmp_path / "mine"
+    run.mkdir()
+    moved = shutil.copytree(checkpoint, run / "checkpoint-2")
+    (moved / "manifest.json").unlink()
+    (moved / "_actor").mkdir()  # of OpenRLHF's checkpoints
+    for name in ("trainer/state.json", "adapter/adapter_config.json"):
+        text = (moved / name).read_text().replace(str(warm_model), "org/model")
+        (moved / name).write_text(text.replace("@ModularChains()", "@QuestionHub()"))
+    state = json.loads((moved / "trainer" / "state.json").read_text())
+    state["identity"]["QuestionHub.id"] = "'org/questions'"
+    state["identity"] |= {"ReplayMixer.rho": "0.0"}
+    (moved / "trainer" / "state.json").write_text(json.dumps(state))
+    lines, card = published(run_script, moved, tmp_path / "out")
+    assert (card.data.base_model, card.data.datasets) == (["org/model"], ["org/questions"])
+    assert "grpo" in card.data.tags
+    assert "without replay" in card.text
+    assert {path.name for path in (tmp_path / "out" / "adapter").iterdir()} == {
+        *("adapter_config.json", "adapter_model.safetensors"),
+    }
+    assert [line.split(":")[1].strip() for line in lines if line.startswith("missing: ")] == [
+        *("license", "metrics", "versions", "config.gin"),
+    ]
+
+
+def test_what_cannot_be_published_is_refused_and_leaves_nothing(checkpoint, tmp_path, run_script):
+    (tmp_path / "there").mkdir()
+    damaged = shutil.copytree(checkpoint, tmp_path / "checkpoint-2")
+    flip(damaged / "model.safetensors")
+    for given, out, message in (
+        (checkpoint, tmp_path / "there", "exists; name another folder"),
+        (checkpoint.parent, tmp_path / "out", "is no checkpoint of a run"),
+        (damaged, tmp_path / "out", "the content is not what was saved"),
+    ):
+        done = run_script("publish.py", given, "--out", out)
+        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    wrong = run_script("publish.py", checkpoint, "--out", tmp_path / "out", "--push", "name")
+    assert (wrong.returncode, "'name' is not OWNER/NAME" in wrong.stderr) == (2, True)
+    assert {*tmp_path.iterdir()} == {tmp_path / "there", damaged}
+    assert not [*(tmp_path / "there").iterdir()]
+
+
+class Hub:
+    """The hub's side of what its client asks for: repositories, their files, and one commit."""
+
+    def __init__(self, files: list[str]) -> None:
+        self.files, self.created, self.commits = files, [], []
+
+    def reply(self, method, path, headers, body):
+        place = path.partition("?")[0]
+        if headers["authorization"] != "Bearer secret":
+            return 401, {}, "{}"
+        if place == "/api/repos/create":
+            self.created.append(json.loads(body))
+            return 200, {}, json.dumps({"url": "https://huggingface.co/owner/name"})
+        if place == "/api/models/owner/name/tree/main":
+            listed = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in self.files]
+            return 200, {"content-type": "application/json"}, json.dumps(listed)
+        if place == "/api/validate-yaml":  # of the card
+            return 200, {}, json.dumps({"errors": [], "warnings": []})
+        if place == "/api/models/owner/name/preupload/main":
+            files = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+            ]
+            return 200, {}, json.dumps({"files": files})
+        if place == "/api/models/owner/name/commit/main":
+            self.commits.append([json.loads(line) for line in body.splitlines()])
+            answer = {
+                "commitUrl": "https://huggingface.co/owner/name/commit/1",
+                "commitOid": "1",
+                "pullRequestUrl": None,
+            }
+            return 200, {}, json.dumps(answer)
+        return 404, {}, "{}"
+
+
+@pytest.fixture
+def hub_at(monkeypatch):
+    """Has the hub's client of this process ask another address."""
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    return lambda address: monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+
+
+def test_the_folder_is_sent_in_one_commit(checkpoint, tmp_path, run_script, hub_at):
+    hub = Hub([".gitattributes"])
+    with http_server(hub.reply) as address:
+        hub_at(address)
+        lines, _ = published(run_script, checkpoint, tmp_path / "out", "--push", "owner/name")
+    assert [(made["name"], made["visibility"]) for made in hub.created] == [("name", "private")]
+    (commit,) = hub.commits
+    sent = {
+        line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in commit if line["key"] == "file"
+    }
+    assert sent == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert lines[-1].startswith("https://huggingface.co/owner/name")
+
+
+def test_a_repository_with_files_is_left_alone(checkpoint, tmp_path, run_script, hub_at):
+    hub = Hub([".gitattributes", "config.json"])
+    with http_server(hub.reply) as address:
+        hub_at(address)
+        done = run_script("publish.py", checkpoint, "--out", tmp_path / "out", "--push", "owner/name")
+    assert (done.returncode, "owner/name has files already (config.json)" in done.stderr) == (1, True)
+    assert hub.commits == []
+
+
+def test_without_a_network_the_folder_is_there_and_the_command_to_send_it_is_said(
+    checkpoint, tmp_path, run_script, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    done = run_script("publish.py", checkpoint, "--out", tmp_path / "out", "--push", "owner/name", "--public")
+    assert (done.returncode, "not sent: " in done.stderr) == (1, True)
+    assert f"hf upload owner/name {tmp_path / 'out'} ." in done.stderr
+    assert (tmp_path / "out" / "README.md").is_file()
