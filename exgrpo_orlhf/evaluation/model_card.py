@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from .. import __version__
 from ..io.paths import run_name
 from ..tracking.metrics_log import MetricsLog
 
+_PAPER = "[ExGRPO](https://arxiv.org/abs/2510.02245)"
 # Of a quoted absolute path, or of a database's, all but its last part.
 _FOLDERS = re.compile(r"(?:(?<=['\"])|(?<=:///))[~/][^'\"\n]*/(?=[^/'\"\n])")
 
@@ -31,9 +31,8 @@ def card(checkpoint: Path, license_id: str | None = None) -> tuple[str, list[str
     run, step, identity = checkpoint.parent, state["step"], state["identity"]
     model, questions, validation = (_reached(identity, f"Work.{name}") for name in ("model", "questions", "validation"))
     base, datasets = (
-        [*filter(is_hub_id, (ast.literal_eval(text) for name, text in bindings.items() if name.endswith(field)))]
-        or None
-        for bindings, field in ((model, ".path"), (questions, ".id"))
+        [value[1:-1] for name, value in bindings.items() if name.endswith(field) and is_hub_id(value[1:-1])] or None
+        for bindings, field in ((model, "PretrainedModel.path"), (questions, "QuestionHub.id"))
     )
     replay, metrics, versions = _replay(identity), _metrics(run, step), _versions(run, step)
     absent = {
@@ -80,12 +79,13 @@ def _replay(identity: Mapping[str, str]) -> dict[str, str]:
 
 
 def _method(state: Mapping[str, Any], replay: Mapping[str, str]) -> str:
-    how = "after [ExGRPO](https://arxiv.org/abs/2510.02245)" if replay else "without replay"
-    b, k, engine = (state["identity"][f"train.{name}"] for name in ("questions_per_step", "group_size", "engine"))
+    identity, how = state["identity"], f"after {_PAPER}" if replay else "without replay"
+    b, k, engine = (identity[f"train.{name}"] for name in ("questions_per_step", "group_size", "engine"))
     done = f"{state['step']} steps of {b} questions in groups of {k}, {state['generated_tokens']:,} generated tokens"
-    merged = " LoRA; the weights at the root are merged." if state["identity"]["LoRA.rank"] != "None" else ""
-    text = f"Reinforcement learning from verifiable rewards, {how}: {done}, engine {engine}.{merged}"
-    return text + _code({**replay, **_settings(state["identity"], "LoRA"), **_settings(state["identity"], "Optimizer")})
+    lora = _settings(identity, "LoRA") if identity["LoRA.rank"] != "None" else {}
+    text = f"Reinforcement learning from verifiable rewards, {how}: {done}, {engine[1:-1]} engine."
+    text += " LoRA; the weights at the root are merged." * bool(lora)
+    return text + _code({**replay, **lora, **_settings(identity, "Optimizer")})
 
 
 def _settings(identity: Mapping[str, str], owner: str) -> dict[str, str]:

@@ -53,7 +53,7 @@ def test_the_folder_is_a_model_with_a_card_of_its_run(checkpoint, warm_model, tm
     assert {"exgrpo", "rlvr"} <= {*card.data.tags}
     state = json.loads((checkpoint / "trainer" / "state.json").read_text())
     assert (
-        f"2 steps of 8 questions in groups of 4, {state['generated_tokens']:,} generated tokens, engine 'local'"
+        f"2 steps of 8 questions in groups of 4, {state['generated_tokens']:,} generated tokens, local engine"
         in card.text
     )
     assert "ReplayMixer.injection = @Beside()" in card.text
@@ -84,6 +84,7 @@ def test_nothing_that_is_published_has_a_path_of_the_machine(checkpoint, warm_mo
     ('a = ["~/x/f.py:right", "/y/g.py"]', 'a = ["f.py:right", "g.py"]'),
     ("a = 'sqlite:////home/me/mlflow.db'", "a = 'sqlite:///mlflow.db'"),
     ("a = 'http://host:8000/v1'", "a = 'http://host:8000/v1'"),
+    ("a = ('/x/y/', '/z')", "a = ('y/', '/z')"),
     ("a = 'org/model'", "a = 'org/model'"),
     ("a = 'datasets/q.parquet' / 2", "a = 'datasets/q.parquet' / 2"),
 ])  # fmt: skip
