@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -200,11 +203,22 @@ def test_a_repository_with_files_is_left_alone(checkpoint, tmp_path, run_script,
     assert hub.commits == []
 
 
-def test_without_a_network_the_folder_is_there_and_the_command_to_send_it_is_said(
-    checkpoint, tmp_path, run_script, monkeypatch
+@pytest.mark.slow
+@pytest.mark.parametrize("public", [False, True])
+def test_without_a_network_the_folder_is_there_and_the_command_that_is_named_sends_it(
+    public, checkpoint, tmp_path, run_script, monkeypatch
 ):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    done = run_script("publish.py", checkpoint, "--out", tmp_path / "out", "--push", "owner/name", "--public")
+    words = ["--push", "owner/name", *(["--public"] * public)]
+    done = run_script("publish.py", checkpoint, "--out", tmp_path / "out", *words)
     assert (done.returncode, "not sent: " in done.stderr) == (1, True)
-    assert f"hf upload owner/name {tmp_path / 'out'} ." in done.stderr
-    assert (tmp_path / "out" / "README.md").is_file()
+    _, *command = shlex.split(done.stderr.splitlines()[-1].partition(", then ")[2])
+    hub = Hub([".gitattributes"])
+    with http_server(hub.reply) as address:
+        own = {**os.environ, "HF_ENDPOINT": address, "HF_TOKEN": "secret", "HF_HUB_OFFLINE": "0"}
+        sent = subprocess.run([Path(sys.executable).parent / "hf", *command], env=own, capture_output=True, text=True)
+    assert sent.returncode == 0, sent.stdout + sent.stderr
+    assert [made.get("visibility", "public") for made in hub.created] == ["public" if public else "private"]
+    (commit,) = hub.commits
+    names = {line["value"]["path"] for line in commit if line["key"] == "file"}
+    assert names == {path.name for path in (tmp_path / "out").iterdir()}
