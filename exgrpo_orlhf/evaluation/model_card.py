@@ -82,7 +82,7 @@ def _method(state: Mapping[str, Any], replay: Mapping[str, str]) -> str:
     identity, how = state["identity"], f"after {_PAPER}" if replay else "without replay"
     b, k, engine = (identity[f"train.{name}"] for name in ("questions_per_step", "group_size", "engine"))
     done = f"{state['step']} steps of {b} questions in groups of {k}, {state['generated_tokens']:,} generated tokens"
-    lora = _settings(identity, "LoRA") if identity["LoRA.rank"] != "None" else {}
+    lora = _settings(identity, "LoRA") if "LoRA.rank" in _settings(identity, "LoRA") else {}
     text = f"Reinforcement learning from verifiable rewards, {how}: {done}, {engine[1:-1]} engine."
     text += " LoRA; the weights at the root are merged." * bool(lora)
     return text + _code({**replay, **lora, **_settings(identity, "Optimizer")})

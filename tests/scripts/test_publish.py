@@ -73,6 +73,19 @@ def test_the_folder_is_a_model_with_a_card_of_its_run(checkpoint, warm_model, tm
     assert f"exgrpo-orlhf {exgrpo_orlhf.__version__}, torch {torch.__version__}" in card.text
 
 
+def test_a_run_without_lora_replay_and_validation_has_a_card_too(warm_model, tmp_path, run_script):
+    train_small(warm_model, tmp_path / "run", "train.steps = 1", "train.eval_every = None", "ReplayMixer.rho = 0")
+    lines, card = published(run_script, tmp_path / "run" / "checkpoint-1", tmp_path / "out")
+    assert "verifiable rewards, without replay: 1 steps of 8 questions" in card.text
+    assert {"grpo", "rlvr"} <= {*card.data.tags}
+    assert "## Replay buffer\n\nNone." in card.text
+    assert "LoRA" not in card.text
+    assert "| `reward/mean` |" in card.text, "of the step"
+    assert [line.split(":")[1].strip() for line in lines if line.startswith("missing: ")] == [
+        *("license", "base_model", "datasets", "versions"),
+    ]
+
+
 def test_nothing_that_is_published_has_a_path_of_the_machine(checkpoint, warm_model, tmp_path, run_script):
     assert str(warm_model) in (checkpoint.parent / "config.gin").read_text()
     published(run_script, checkpoint, tmp_path / "out")
