@@ -86,6 +86,18 @@ def test_a_run_without_lora_replay_and_validation_has_a_card_too(warm_model, tmp
     ]
 
 
+@pytest.mark.parametrize(("recipe", "binding"), [
+    ("recipes/late_injection.gin", "LateInjection.choice = "),
+    ("recipes/prefixes.gin", "Prefix.share = @AdaptiveShare()\nAdaptiveShare."),
+])  # fmt: skip
+def test_a_card_has_what_is_bound_of_the_way_of_injecting(recipe, binding, warm_model, tmp_path, run_script):
+    more = ["train.steps = 1", "train.eval_every = None"]
+    train_small(warm_model, tmp_path / "run", *more, files=("toy.gin", recipe))
+    _, card = published(run_script, tmp_path / "run" / "checkpoint-1", tmp_path / "out")
+    assert binding in card.text
+    assert "exgrpo" in card.data.tags
+
+
 def test_nothing_that_is_published_has_a_path_of_the_machine(checkpoint, warm_model, tmp_path, run_script):
     assert str(warm_model) in (checkpoint.parent / "config.gin").read_text()
     published(run_script, checkpoint, tmp_path / "out")
