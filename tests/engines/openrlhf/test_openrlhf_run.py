@@ -161,6 +161,11 @@ def test_a_run_replays_syncs_saves_is_killed_and_resumes_with_the_same_state(war
         replayed = round(metrics["replay/actual_share"] * len(row["questions"]["id"]))
         assert len(row["replays"].get("id", ())) == row["questions"]["as"].count("replayed") == replayed
     assert f"6 steps, {len({one for row in decided for one in row['questions']['id']})} questions" in explore(run, [])
+    published = python(ROOT / "scripts" / "publish.py", run / "checkpoint-6", "--out", tmp_path / "published")
+    assert published.returncode == 0, published.stderr
+    assert ", openrlhf engine." in (tmp_path / "published" / "README.md").read_text()
+    AutoModelForCausalLM.from_pretrained(tmp_path / "published")
+    assert not [path for path in (tmp_path / "published").iterdir() if path.is_dir()]
 
 
 def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_entropy_and_episodes(
