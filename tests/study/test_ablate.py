@@ -146,7 +146,7 @@ def test_started_again_it_has_every_step_of_every_run_once_in_mlflow_with_the_ta
         assert [row["step"] for row in measured] == list(range(1, STEPS + 1))
         assert newest(study.out / run.info.run_name) == STEPS
         sent = {file.path for file in MlflowClient(study.store).list_artifacts(run.info.run_id)}
-        assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "rollouts.jsonl"}
+        assert sent == {"config.gin", "curves.png", "explore.html", "metrics.jsonl", "responses.json", "rollouts.jsonl"}
 
 
 @pytest.mark.slow
