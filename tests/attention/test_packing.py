@@ -213,11 +213,11 @@ def test_a_model_that_makes_a_mask_of_its_own_gets_padded_rows():
 
 
 def test_a_model_that_asks_more_of_attention_gets_padded_rows():
-    """Here capped scores, which do not matter as long as they are small."""
+    """Here for sinks, which no attention but its own would compute."""
     model = model_of(LLAMA)
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(
-            lambda module, args, kwargs: (args, {**kwargs, "softcap": 50.0}), with_kwargs=True
+            lambda module, args, kwargs: (args, {**kwargs, "s_aux": 50.0}), with_kwargs=True
         )
     assert not PolicyForward(model, 1.0, torch.float32).packs
 

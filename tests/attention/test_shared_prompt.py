@@ -160,12 +160,12 @@ def test_other_models_are_given_copies(config, attended):
 
 
 def test_a_model_that_asks_more_of_attention_is_given_copies_at_the_first_token(attended):
-    """Here capped scores, which this model's own attention does not know either. Some rows have ended by then."""
+    """Here for sinks, which this model's own attention does not know either. Some rows have ended by then."""
     model, implementations = random_model(CONFIGS["llama"]).double(), []
 
     def ask(module, args, kwargs):
         implementations.append(model.config._attn_implementation)
-        return args, {**kwargs, "softcap": 50.0}
+        return args, {**kwargs, "s_aux": 50.0}
 
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
@@ -187,11 +187,11 @@ def test_a_model_that_asks_more_of_attention_later_is_an_error(attended):
     model = random_model(CONFIGS["llama"])
 
     def ask(module, args, kwargs):
-        return args, {**kwargs, **({"softcap": 50.0} if len(attended) >= 4 else {})}
+        return args, {**kwargs, **({"s_aux": 50.0} if len(attended) >= 4 else {})}
 
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(ask, with_kwargs=True)
-    with pytest.raises(Unfit, match="attention is called with softcap"):
+    with pytest.raises(Unfit, match="attention is called with s_aux"):
         responses(model, temperature=1.0)
 
 

