@@ -73,10 +73,28 @@ def main() -> int:
         from exgrpo_orlhf.preflight.dry_run import dry_run
 
         return dry_run(experiment, run)
-    from exgrpo_orlhf.config.from_python import tags_of
+    return _run(arguments, experiment, run, _tags(arguments, experiment, overrides))
 
-    tags = tags_of(experiment, arguments.gin, overrides, __file__) | dict(arguments.tag)
-    return _run(arguments, experiment, run, tags)
+
+def _tags(arguments: argparse.Namespace, experiment: Experiment, overrides: list[str]) -> dict[str, str]:
+    """Of the MLflow run. overrides: the bindings of --set as they may be written"""
+    from exgrpo_orlhf.config import gin_files
+    from exgrpo_orlhf.io.provenance import git_commit
+    from exgrpo_orlhf.tracking.client import own_tags
+
+    tags = {
+        "gin": " ".join(Path(file).name for file in arguments.gin),
+        "engine": experiment.settings.engine,
+        "seed": str(experiment.settings.seed),
+        "git_commit": (commit := git_commit()),
+        "mlflow.source.git.commit": commit.removesuffix("-dirty"),
+        **own_tags(__file__),
+        **({"set": "\n".join(overrides)} if overrides else {}),
+        **dict(arguments.tag),
+    }
+    if hypotheses := [text for file in arguments.gin if (text := gin_files.hypothesis(gin_files.find(file, None)))]:
+        tags["mlflow.note.content"] = "\n\n".join(hypotheses)  # the description at the top of the run's page
+    return tags
 
 
 def _run(arguments: argparse.Namespace, experiment: Experiment, run: Path, tags: dict[str, str]) -> int:
