@@ -31,7 +31,8 @@ from .identity import IDENTITY, identities
 BEST = "best"
 STATE = "trainer/state.json"
 LOGS = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")
-BEFORE_A_RUN = {"run.log", "failed.json", "logs", "supervised.jsonl"}  # what a killed start may leave
+OF_PYTHON = ("questions.jsonl", "validation.jsonl", "reward.py")  # what a run from Python began with
+BEFORE_A_RUN = {"run.log", "failed.json", "logs", "supervised.jsonl", *OF_PYTHON}  # what a killed start may leave
 RANKS = ("actor.num_nodes", "actor.num_gpus_per_node", "ref.num_nodes", "ref.num_gpus_per_node")
 log = logging.getLogger(__name__)
 _NAME = re.compile(r"checkpoint-(\d+)")

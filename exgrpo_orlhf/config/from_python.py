@@ -1,0 +1,126 @@
+"""A run from a script or a notebook: its questions and its reward are Python objects.
+
+They are written into the run's folder, and bindings name these files: config.gin repeats the run, a grading process
+loads the reward from there, and a resumed run compares them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints import RunFolderError, find, refuse_earlier, refuse_other
+from ..checks import require
+from ..experiment import Outcome
+from ..io import terminal
+from ..io.files import write
+from ..io.paths import WORKPLACE
+from ..io.provenance import git_commit
+from ..questions.reading import _COMMON
+from ..records import EXTRA_INFO, Question
+from ..tracking.client import own_tags
+from .build import load
+from .function_source import source_of
+
+
+def train(
+    questions: Any = None,
+    reward: Callable[..., Any] | None = None,
+    *,
+    out: str | Path,
+    validation: Any = None,
+    gin: Sequence[str | Path] = ("base.gin",),
+    bindings: Sequence[str] = (),
+    resume: bool = False,
+) -> Outcome:
+    """Train on the local engine, in this process.
+
+    questions, validation: a list of dicts (columns, as in a file), of pairs (prompt and answer) or of `Question`s; an
+        object whose `load()` returns one; a file's path. None: as bound
+    reward: a function made with def, for OpenRLHF, TRL or verl (docs/reward_functions.md). None: as bound
+    out: the run's folder
+    gin, bindings: as --gin and --set of scripts/train.py; a binding wins over the arguments above
+    resume: whether a run in `out` is continued
+
+    Raises ConfigError, ValueError for what cannot be written, RunFolderError also for other questions or another reward
+    than a resumed run began with, and as `training.run.train`.
+    """
+    from ..training.run import train as train_experiment
+
+    require(not isinstance(gin, str) and not isinstance(bindings, str), "gin and bindings are lists of texts")
+    terminal.messages()
+    run, files, bound = Path(out).absolute(), dict[str, str](), list[str]()
+    refuse_earlier(run, resume)
+    refuse_other(run)
+    for name, source, scope in (("questions", questions, ""), ("validation", validation, "validation/")):
+        if source is None:
+            continue
+        path = Path(source) if isinstance(source, str | Path) else run / f"{name}.jsonl"
+        bound += [f"Work.{name} = @{scope}QuestionFile()", f"{scope}QuestionFile.path = {str(path)!r}"]
+        if not isinstance(source, str | Path):
+            items = source.load() if hasattr(source, "load") else source
+            rows = [_row(item, f"{name}[{i}]") for i, item in enumerate(items)]
+            files[path.name] = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+            bound.append(f"{scope}QuestionFile.meta = {_columns(rows, reward)!r}")
+    if reward is not None:
+        files["reward.py"] = source_of(reward)
+        function = f"{run / 'reward.py'}:{reward.__name__}"
+        bound += ["Verifier.kind = 'function'", f"Verifier.function = {function!r}"]
+    experiment = load(gin, [*bound, *bindings])
+    require(
+        experiment.openrlhf is None,
+        "train.engine = 'openrlhf': from Python the local engine trains; start scripts/train.py with files instead",
+    )
+    begun = resume and ((run / "metrics.jsonl").exists() or bool(find(run)))
+    for name, text in files.items():
+        _write(run / name, text, begun)
+    tags = {"seed": str(experiment.settings.seed), "git_commit": git_commit(), **own_tags(sys.argv[0])}
+    uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
+    return train_experiment(experiment, run, resume=resume, tracking_uri=uri, tags=tags)
+
+
+def _row(item: Any, where: str) -> dict[str, Any]:
+    """A question as a line of a file. Raises ValueError for what is none, or what JSON cannot hold."""
+    if isinstance(item, Question):
+        meta = {column: value for column, value in item.meta.items() if column not in ("row", EXTRA_INFO)}
+        turns = item.prompt if isinstance(item.prompt, tuple) else ()
+        messages = [{"role": role, "content": content} for role, content in turns]
+        row = {**meta, "data_source": item.source, "prompt": messages or item.prompt, "answer": item.answer}
+    elif isinstance(item, Mapping):
+        row = dict(item)
+    elif isinstance(item, tuple | list) and len(item) == 2:
+        row = {"prompt": item[0], "answer": item[1]}
+    else:
+        raise ValueError(
+            f"{where} is {item!r:.80}; a question is a dict, a pair of prompt and answer, or a Question (of a data "
+            "frame: frame.to_dict('records'))"
+        )
+    try:
+        json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} cannot be written into the run's folder: {error}") from None
+    return row
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], reward: Callable[..., Any] | None) -> tuple[str, ...]:
+    """Those that are kept for the reward: all but prompt and answer, and these where it takes them by name."""
+    known = {name for names in _COMMON.values() for name in names} | {"data_source", "extra_info", "reward_model"}
+    taken = inspect.signature(reward).parameters if reward else {}
+    return tuple(dict.fromkeys(name for row in rows for name in row if name not in known or name in taken))
+
+
+def _write(path: Path, text: str, begun: bool) -> None:
+    """Raises RunFolderError where a run that has begun has another text there."""
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
+    if begun:
+        raise RunFolderError(
+            f"{path} is not what is given now, and the run began with it: resume with the same "
+            f"{'reward' if path.suffix == '.py' else path.stem}, or begin a run with another out"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, text)

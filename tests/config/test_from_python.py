@@ -1,0 +1,188 @@
+"""A run from Python: what is written of its questions and its reward, what is refused, and a resumed run."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import math
+import re
+from decimal import Decimal
+from itertools import count
+from pathlib import Path
+
+import matplotlib
+import pytest
+from run_builders import ROOT, environment, python, rows, small_bindings
+
+from exgrpo_orlhf import train
+from exgrpo_orlhf.checkpoints import RunFolderError
+from exgrpo_orlhf.config import from_python
+from exgrpo_orlhf.config.function_source import source_of
+from exgrpo_orlhf.questions import QuestionFile
+from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.testbed.modular_chains import ModularChains
+
+LAST = re.compile(r"#(\d)$", re.IGNORECASE)
+WEIGHTS = {"right": 1.0, "wrong": -0.5}
+STARTED = count()
+
+
+class Scale:
+    def __init__(self, by=WEIGHTS):
+        self.by = by
+
+
+def _last(text):
+    return found[1] if (found := LAST.search(text)) else ("" if math.isnan(1.0) else None)
+
+
+def again(text, depth=2):
+    return again(text, depth - 1) if depth else _last(text)
+
+
+def reward(completions, answer, **kwargs):
+    return [Scale().by["right" if again(text) == gold else "wrong"] for text, gold in zip(completions, answer)]  # noqa: B905
+
+
+def other_reward(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def with_counter(completions, **kwargs):
+    return [float(next(STARTED)) for _ in completions]
+
+
+def undefined(completions, **kwargs):
+    return [not_there(text) for text in completions]  # noqa: F821
+
+
+def closure(scale):
+    def inner(completions, **kwargs):
+        return [scale for _ in completions]
+
+    return inner
+
+
+def typed():
+    space = {"__name__": "__main__"}
+    exec("def shown(completions): return [1.0]", space)
+    return space["shown"]
+
+
+def test_a_functions_source_is_enough_to_call_it(tmp_path):
+    text = source_of(reward)
+    assert text == source_of(reward)
+    assert "other_reward" not in text
+    space: dict = {"__name__": "elsewhere"}
+    exec(compile(text, "reward.py", "exec"), space)
+    assert space["reward"](["7+5=2;#2", "#3"], ["2", "2"]) == reward(["7+5=2;#2", "#3"], ["2", "2"]) == [1.0, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda completions: [1.0], "must be a function made with def"),
+        ([].append, "must be a function made with def"),
+        (Scale, "must be a function made with def"),
+        (closure(2.0), "inner uses scale of the function around it"),
+        (with_counter, "uses STARTED, a count, which has no source"),
+        (undefined, "undefined uses not_there, which is not defined"),
+        (typed(), "shown is in no file and no cell"),
+    ],
+)
+def test_a_function_without_a_source_of_its_own_is_refused_in_one_sentence(function, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        source_of(function)
+    assert "\n" not in str(caught.value)
+
+
+def _written(items: list, path: Path) -> list[Question]:
+    lines = [json.dumps(from_python._row(item, "questions[0]")) for item in items]
+    path.write_text("\n".join(lines))
+    return QuestionFile(str(path)).load()
+
+
+def test_questions_keep_their_ids_in_the_runs_folder(tmp_path):
+    questions = [
+        *ModularChains(count=5, operands=(2, 3)).load(),
+        Question.make("mine", (("system", "brief"), ("user", "2+2?")), ("4", "four")),
+        Question.make("mine", "1/3 = ?", 0.5),
+    ]
+    assert [one.id for one in _written(questions, tmp_path / "q.jsonl")] == [one.id for one in questions]
+
+
+def test_pairs_and_dicts_are_questions(tmp_path):
+    pairs = _written([("2+2?", "4"), ("2+3?", 5)], tmp_path / "q.jsonl")
+    dicts = _written([{"question": "2+2?", "answer": "4"}, {"question": "2+3?", "answer": 5}], tmp_path / "q.jsonl")
+    assert [(one.prompt, one.answer) for one in pairs] == [(one.prompt, one.answer) for one in dicts]
+    columns = from_python._columns([{"question": "2+2?", "answer": "4", "level": 1}], reward)
+    assert columns == ("answer", "level"), "the reward takes answer by name"
+    assert from_python._columns([{"question": "2+2?", "answer": "4"}], other_reward) == ()
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("question", "is 'question'; a question is a dict"),
+        ({"prompt": "x", "answer": Decimal(1)}, "Decimal is not JSON serializable"),
+        ({"prompt": "x", "answer": math.nan}, "not JSON compliant"),
+        ({"prompt": "\ud800", "answer": "1"}, "surrogates not allowed"),
+    ],
+)
+def test_what_is_no_question_is_refused_with_its_place(item, message, tmp_path):
+    with pytest.raises(ValueError, match=r"questions\[1\]") as caught:
+        train([("2+2?", "4"), item], reward, out=tmp_path / "run")
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_openrlhf_and_a_text_for_a_list_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="gin and bindings are lists"):
+        train([("2+2?", "4")], reward, out=tmp_path / "run", bindings="train.steps = 2")
+    path = "PretrainedModel.path = 'm'"
+    with pytest.raises(ValueError, match="from Python the local engine trains"):
+        train([("2+2?", "4")], reward, out=tmp_path, gin=["base.gin", "engines/openrlhf_8gpu.gin"], bindings=[path])
+
+
+@pytest.mark.slow
+def test_a_run_from_python_is_continued_and_repeated_and_refuses_what_differs(warm_model, tmp_path):
+    questions, held_out = (ModularChains(count=24, operands=(2, 3), split=part) for part in ("train", "validation"))
+    replaced = ("Work.questions", "Work.validation", "Verifier.kind")
+    settings = [one for one in small_bindings(warm_model) if not one.startswith(replaced)]
+
+    def go(run, steps, questions=questions, reward=reward, resume=False):
+        bindings = [*settings, f"train.steps = {steps}", "train.save_every = 1"]
+        options = {"gin": ["toy.gin"], "bindings": bindings, "validation": held_out, "resume": resume}
+        return train(questions, reward, out=run, **options)
+
+    assert go(tmp_path / "straight", 3).steps == 3
+    assert go(tmp_path / "run", 2).steps == 2
+    with pytest.raises(RunFolderError, match=r"reward\.py is not what is given now"):
+        go(tmp_path / "run", 3, reward=other_reward, resume=True)
+    with pytest.raises(RunFolderError, match=r"questions\.jsonl is not what is given now"):
+        go(tmp_path / "run", 3, questions=questions.load()[1:], resume=True)
+    assert go(tmp_path / "run", 3, resume=True).steps == 3
+    words = ["--gin", tmp_path / "straight" / "config.gin", "--out", tmp_path / "again"]
+    assert python(ROOT / "scripts/train.py", *words, env=environment()).returncode == 0
+    assert rows(tmp_path / "run")[-1]["reward/mean"] != 0
+    timed = lambda row: {name: value for name, value in row.items() if not name.startswith("time")}
+    straight = [timed(row) for row in rows(tmp_path / "straight")]
+    assert [timed(row) for row in rows(tmp_path / "run")] == straight
+    assert [timed(row) for row in rows(tmp_path / "again")] == straight
+
+
+@pytest.mark.slow
+def test_the_cells_of_the_first_hour_run_in_their_order(tmp_path, monkeypatch, capsys):
+    matplotlib.use("agg")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = ROOT / "docs" / "first_hour.ipynb"
+    assert path.stat().st_size < 300_000
+    space = {"__name__": "__main__"}
+    for i, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
+        if cell["cell_type"] == "code":
+            source, name = "".join(cell["source"]).replace("train.steps = 24", "train.steps = 8"), f"<cell {i}>"
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # as IPython does
+            exec(compile(source, name, "exec"), space)
+            assert cell["outputs"] or source.startswith("import random"), f"cell {i} was not executed"
+    assert space["outcome"].steps == 8
+    assert " rows replayed" in capsys.readouterr().out
