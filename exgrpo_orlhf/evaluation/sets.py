@@ -14,6 +14,7 @@ from typing import Any
 from ..environments import Environment
 from ..io.files import sha256
 from ..io.paths import WORKPLACE
+from ..io.redaction import address_only
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
@@ -24,7 +25,6 @@ from ..questions.solutions import refuse_solutions
 from ..questions.test_sets import TestSet
 from ..records import Question
 from ..rewards.function import named
-from ..rewards.server import shown
 from ..tracking.samples import grouped
 from .benchmarks import Benchmark, BenchmarkError, SetFile, project_definitions
 
@@ -77,7 +77,7 @@ class BenchmarkSet:
             **{name: getattr(self.benchmark, name) for name in names},
             **episodes,
             "function_sha256": function and sha256(named(function)[0]),
-            "url": urls and [*map(shown, urls)],
+            "url": urls and [*map(address_only, urls)],
             "ask": ask,
             "of_group": list(of_group),
             "in_mean": in_mean,
