@@ -9,9 +9,9 @@ from pathlib import Path
 from scipy.special import ndtri
 
 from .. import checkpoints
-from ..bootstrap import LEVEL
 from ..show.seeds import mean
 from ..show.tables import NONE, aligned, percent
+from ..tracking.bootstrap import LEVEL
 from .benchmarks import project_definitions
 from .paper import Paper, bounds_text, score, value_text
 from .results_folder import Results
