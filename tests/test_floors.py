@@ -43,7 +43,7 @@ PARTS = {
         *("engines.rows", "training.optimiser_steps"),
     },
     "selftest": {
-        *("show", "grader", "testbed", "checks", "io", "records", "settings", "experiment", "replay", "sampling"),
+        *("grader", "testbed", "io", "records", "settings", "experiment", "replay", "sampling"),
         *("engines", "training", "config"),
     },
 }
