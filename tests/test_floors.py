@@ -30,7 +30,7 @@ PARTS = {
     "show": set(),
     "sandbox": {"grader", "workers"},
     "evaluation": {
-        *("show", "grader", "checks", "io", "records", "questions", "replay", "checkpoints", "workers", "rewards"),
+        *("show", "grader", "checks", "io", "records", "questions", "checkpoints", "workers", "rewards"),
         *("sampling", "environments", "tracking", "engines"),
     },
     "study": {
