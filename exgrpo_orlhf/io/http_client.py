@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -16,6 +17,7 @@ import httpx
 
 from .redaction import address_only
 
+log = logging.getLogger(__name__)
 _FIRST_WAIT = 1.0  # seconds before the second attempt, at most; twice as long before each further one
 _LONGEST_WAIT = 60.0  # seconds before a further attempt, unless the server asks for more
 _CONNECT = 30.0  # seconds
@@ -116,6 +118,8 @@ class HttpClient:
                     raise
                 wait = min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT) * self._jitter.uniform(0.5, 1.0)
                 wait += error.wait if alone else 0.0
+                if wait > _LONGEST_WAIT:
+                    log.warning("%s; it asks for %.0f s until another attempt", error, error.wait)
             await asyncio.sleep(wait)
 
     async def _once(self, method: str, url: str, timeout: float, body: Mapping[str, Any] | None = None) -> Reply:
