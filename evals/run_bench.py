@@ -362,8 +362,11 @@ def _report(words: list[str]) -> int:
 
 def _table(words: list[str]) -> int:
     from exgrpo_orlhf import config
+
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # of exgrpo-bench the path lacks this folder
+    from paper_table import last_checkpoint, runs_of, suite_table
+
     from exgrpo_orlhf.evaluation import paper, results_folder
-    from exgrpo_orlhf.evaluation.paper_table import last_checkpoint, runs_of, suite_table
     from exgrpo_orlhf.tracking.scores import RESULTS
 
     published = paper.read_paper(PROJECT / "evals" / "paper.toml")

@@ -52,7 +52,9 @@ def main() -> int:
 
 def _measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
     from exgrpo_orlhf import config
-    from exgrpo_orlhf.evaluation import measures
+
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # of exgrpo-measure the path lacks this folder
+    import paper_measures as measures
 
     if arguments.what == "cost":
         return measures.cost({str(run): run for run in arguments.run})

@@ -14,17 +14,17 @@ from typing import Any
 from ..environments import Environment
 from ..io.files import sha256
 from ..io.paths import WORKPLACE
+from ..io.redaction import address_only
 from ..questions import conversions
 from ..questions.catalogue import PublicSet
 from ..questions.conversions import Conversion
 from ..questions.hub import HubError, commit, load_table, table_rows
-from ..questions.question_files import column_names, read_rows
-from ..questions.reading import field_value, fingerprint, missing_in
+from ..questions.question_files import column_names, place_of, read_rows
+from ..questions.reading import Place, field_value, fingerprint, missing_in
 from ..questions.solutions import refuse_solutions
 from ..questions.test_sets import TestSet
 from ..records import Question
 from ..rewards.function import named
-from ..rewards.server import shown
 from ..tracking.samples import grouped
 from .benchmarks import Benchmark, BenchmarkError, SetFile, project_definitions
 
@@ -77,7 +77,7 @@ class BenchmarkSet:
             **{name: getattr(self.benchmark, name) for name in names},
             **episodes,
             "function_sha256": function and sha256(named(function)[0]),
-            "url": urls and [*map(shown, urls)],
+            "url": urls and [*map(address_only, urls)],
             "ask": ask,
             "of_group": list(of_group),
             "in_mean": in_mean,
@@ -193,7 +193,7 @@ def _from_file(benchmark: Benchmark, path: Path, file: SetFile, notes: list[str]
         _check_columns(str(path), convert.columns, present, f"correct `files` of benchmark {benchmark.name!r}")
         if file.convert != _PREPARED:
             _check_columns(str(path), fields, present, f"correct `by` of benchmark {benchmark.name!r}")
-    return _questions(benchmark, rows, convert, str(path))
+    return _questions(benchmark, rows, convert, place_of(path))
 
 
 def _check_columns(place: str, needed: Iterable[str], present: Sequence[str], fix: str) -> None:
@@ -219,7 +219,7 @@ def _from_hub(benchmark: Benchmark, public: PublicSet, places: Sequence[Path]) -
         ) from error
     _check_columns(public.id, public.convert.columns, table.column_names, f"correct {binding}")
     rows = table_rows(table, (*public.convert.columns, *filter(None, [benchmark.by])))
-    return _questions(benchmark, rows, public.convert, public.id)
+    return _questions(benchmark, rows, public.convert, Place(public.id, "row", 0))
 
 
 def _conversion(benchmark: Benchmark, file: SetFile) -> Conversion:
@@ -247,12 +247,12 @@ class _Row(dict[str, Any]):
 
 
 def _questions(
-    benchmark: Benchmark, rows: Iterable[Mapping[str, Any]], convert: Conversion, place: str
+    benchmark: Benchmark, rows: Iterable[Mapping[str, Any]], convert: Conversion, place: Place
 ) -> list[tuple[int, Question]]:
     """The questions of all rows, with repetitions, because the score is over the set as it is."""
     questions, by = [], benchmark.by
     for index, row in enumerate(rows):
-        where = f"benchmark {benchmark.name!r}: {place}, row {index}"
+        where = f"benchmark {benchmark.name!r}: {place.of(index)}"
         try:
             text, answer = (part.strip() for part in convert(_Row(row)))
             text.encode(), answer.encode()  # raises for half a surrogate pair
@@ -265,7 +265,8 @@ def _questions(
         meta = {} if by is None or missing_in(row, by) else {"group": str(field_value(row, by))}
         questions.append((index, Question.make(benchmark.name, text, answer, meta)))
     asked = [question for _, question in questions]
-    refuse_solutions(asked, lambda _: f"benchmark {benchmark.name!r}: {place}", "name the column of the question alone")
+    where = f"benchmark {benchmark.name!r}: {place.name}"
+    refuse_solutions(asked, lambda _: where, "name the column of the question alone")
     return questions
 
 

@@ -47,6 +47,11 @@ def without_password(text: str) -> str:
     return _ADDRESS.sub(lambda match: _shown(match["scheme"], match["rest"]), text)
 
 
+def address_only(url: str) -> str:
+    """An address without its user, password and query, which may hold a key under any name."""
+    return re.split(r"[?#]", without_password(url), maxsplit=1)[0]
+
+
 def _shown(scheme: str, rest: str) -> str:
     """An address as it may be written."""
     user = (_DATABASE_USER if "sql" in scheme.lower() else _USER).match(rest)

@@ -7,10 +7,12 @@ import logging
 import os
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
 from .redaction import without_password
 
+log = logging.getLogger(__name__)
 FORMAT, TIME_FORMAT = "%(asctime)s %(message)s", "%H:%M:%S"  # of a message
 
 
@@ -33,6 +35,12 @@ def messages(level: int = logging.INFO) -> None:
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # its first start prints every table it creates
     warnings.filterwarnings("ignore", "The pynvml package is deprecated", FutureWarning)  # torch's own import of it
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
+
+
+@cache
+def warn_once(reason: str) -> None:
+    """Log what was left out, once in a process."""
+    log.warning("left out: %s", reason)
 
 
 def output_file(text: str) -> Path:

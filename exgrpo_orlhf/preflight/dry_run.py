@@ -4,7 +4,6 @@ be converted first."""
 from __future__ import annotations
 
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -22,11 +21,11 @@ from ..engines.model import too_few_positions
 from ..engines.openrlhf import estimates, flags, stack
 from ..engines.pretrained import PretrainedModel, find_gguf
 from ..experiment import Experiment
-from ..grader.options import options_of
 from ..io import tokenizer_file, weights
 from ..io.paths import PROJECT
 from ..questions.prompts import PromptEncoder
 from ..questions.reading import QuestionRecords
+from ..questions.solutions import hides_its_options
 from ..questions.text import plain_text
 from ..records import Question
 from ..training.load_questions import load_questions
@@ -106,7 +105,7 @@ def _questions(experiment: Experiment, problems: list[str]) -> list[Question]:
         print("golds       beside the ends of their questions:")
         for question in (training[0], training[len(training) // 2], training[-1]):
             print(f"            {_short(question.answer_text, 28):28}  {_short(plain_text(question.prompt), 78)}")
-        if unseen := sum(map(_hides_its_options, [*training, *validation])):
+        if unseen := sum(map(hides_its_options, [*training, *validation])):
             print(
                 f"            NOT IN THE PROMPT: of {unseen:,} questions no option's text, so the model cannot choose; "
                 "write the options into the column of the prompt, a line each ('A) first', 'B) second')"
@@ -118,14 +117,6 @@ def _short(text: str, length: int) -> str:
     """In one line, by its end."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"…{line[1 - length :]}"
-
-
-def _hides_its_options(question: Question) -> bool:
-    """Whether a question has options for the verifier, and its prompt has the text of none of them."""
-    prompt = question.prompt if isinstance(question.prompt, str) else "\n".join(text for _, text in question.prompt)
-    texts = options_of(question.meta.get("options")).values()
-    parts = [r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", text))) for text in texts if text.strip()]
-    return bool(parts) and not any(re.search(rf"(?<!\w){part}(?!\w)", prompt) for part in parts)
 
 
 def _model(experiment: Experiment, problems: list[str]) -> _Model:

@@ -16,7 +16,6 @@ from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
 from ..io.progress import duration
 from ..replay.store_rule import AllFinished
-from ..settings import OpenRLHF
 
 
 def needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> Iterator[str]:
@@ -31,7 +30,7 @@ def needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, in
         yield from _local_time(experiment, count[0])
     else:
         checkpoint = estimates.checkpoint_bytes(*count)
-        yield from _layout(experiment, settings, config, count[0], beside)
+        yield from _layout(experiment, config, count[0], beside)
     free = shutil.disk_usage(next(folder for folder in run.absolute().parents if folder.is_dir())).free
     yield f"disk        estimated: {disk_text(experiment, checkpoint + buffer, free)}"
 
@@ -46,10 +45,10 @@ def _local_time(experiment: Experiment, parameters: int) -> Iterator[str]:
         yield f"time        {basis}: {run_hours}"
 
 
-def _layout(
-    experiment: Experiment, settings: OpenRLHF, config: PretrainedConfig, parameters: int, beside: str
-) -> Iterator[str]:
-    """beside: what a node's memory holds besides"""
+def _layout(experiment: Experiment, config: PretrainedConfig, parameters: int, beside: str) -> Iterator[str]:
+    """Of OpenRLHF. beside: what a node's memory holds besides"""
+    settings = experiment.openrlhf
+    assert settings is not None
     card = estimates.CARDS[settings.gpu]
     sums = estimates.memory_of(experiment, config, card.memory)
     rows = sums.cache / estimates.longest_sequence(experiment)

@@ -1,4 +1,4 @@
-"""Refuses questions whose prompt holds their solution, which a policy would learn to copy."""
+"""Prompts that hold their solution, which a policy would learn to copy, and prompts that lack their options."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..grader.boxes import last_box
+from ..grader.options import options_of
 from ..records import Question
 from .text import normalised_answer
 
@@ -40,6 +41,14 @@ def refuse_solutions(questions: Sequence[Question], where: Callable[[Question], 
                 f"{where(solved[0])}: {len(solved)} of {len(questions)} prompts, this one first, {what} the gold "
                 f"answer, which the model would copy; {remedy}"
             )
+
+
+def hides_its_options(question: Question) -> bool:
+    """Whether a question has options for the verifier, and its prompt has the text of none of them."""
+    prompt = question.prompt if isinstance(question.prompt, str) else "\n".join(text for _, text in question.prompt)
+    texts = options_of(question.meta.get("options")).values()
+    parts = [r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", text))) for text in texts if text.strip()]
+    return bool(parts) and not any(re.search(rf"(?<!\w){part}(?!\w)", prompt) for part in parts)
 
 
 def _texts(answer: Any) -> list[str]:

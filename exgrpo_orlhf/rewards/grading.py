@@ -21,11 +21,11 @@ from ..grader.boxes import last_box
 from ..grader.grade import Grade, Verdict
 from ..grader.kind import Kind
 from ..grader.thoughts import Tags, in_known_tags, in_think_tags, visible
+from ..io.terminal import warn_once
 from ..questions.prompts import PromptEncoder
 from ..questions.special_tokens import response_texts
 from ..records import Question, Rollout
 from .pool import Pool
-from .protocol import warn_once
 from .server import RewardClient
 
 log = logging.getLogger(__name__)

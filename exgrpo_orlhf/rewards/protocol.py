@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from ..grader.answer import Answer
 from ..io.metric_names import allowed_name
-
-log = logging.getLogger(__name__)
 
 
 def openrlhf_lists(answers: Sequence[Answer]) -> dict[str, list[Any]]:
@@ -44,9 +40,3 @@ def single(value: Any) -> Any:
     while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     return value
-
-
-@cache
-def warn_once(reason: str) -> None:
-    """Log what was left out, once in a process."""
-    log.warning("left out: %s", reason)

@@ -16,13 +16,15 @@ from ..grader.answer import Answer, Written
 from ..grader.grade import Grade
 from ..grader.kind import Kind
 from ..io.entry_points import entry_points_of
+from ..io.http_client import address_fault
+from ..io.redaction import address_only
 from ..records import Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
 from .function import is_function, name_of, named
 from .grading import Answers, as_in_other_readers, in_format, weighted_sum
 from .kinds import GROUP, kind_named
 from .pool import GradingError, Pool, pool
-from .server import RewardClient, address_fault, server, shown
+from .server import RewardClient, server
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Verifier:
             require(
                 fault is None and bool(urls) == (self.kind == "http"),
                 "Verifier.url (an address, or a tuple of several) must be set with Verifier.kind = 'http', and only "
-                f"then; {fault or f'got {[*map(shown, urls)] or None} with Verifier.kind = {self.kind!r}'}",
+                f"then; {fault or f'got {[*map(address_only, urls)] or None} with Verifier.kind = {self.kind!r}'}",
             )
         require(
             ("function" in kinds or (self.tool is None and self.gets is None)) and ("http" in kinds or not urls),

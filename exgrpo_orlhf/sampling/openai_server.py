@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 import queue
-import random
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -13,13 +13,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Literal
 
-import httpx
 import numpy as np
 
-from ..io.redaction import without_password
+from ..io.http_client import HttpClient, Reply, RequestFailed, address_fault
+from ..io.redaction import address_only
+from ..io.terminal import warn_once
 from ..records import Rollout
-from ..rewards.protocol import warn_once
-from ..rewards.server import address_fault, error_text
 from .queued import QueuedSampler
 from .request import POLL, EngineLost, Request, ServedRollout
 
@@ -27,7 +26,6 @@ _SEEDS = 2**31  # seeds below this are accepted by all servers
 _PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 _TIMEOUT = 600.0  # seconds for one response
 _RETRIES = 5  # further attempts after the first
-_LONGEST_WAIT = 60.0  # seconds before a further attempt, unless the server asks for more
 _LAST_WORDS = 10.0  # seconds for cancelled requests to tell the server
 
 
@@ -43,9 +41,7 @@ class ServerSampler(QueuedSampler):
     has the protocol token ids that end a response: with 'completions' those of `Request.end` go to vLLM and SGLang.
     These two are told to leave special tokens in the text, which the tags of a thought may be.
 
-    Requests are in an event loop with its own thread. It runs until `close`, because the client's connections belong to
-    the loop that opened them. A failure is raised after the responses that arrived before it; from then on no request
-    is begun.
+    A failure is raised after the responses that arrived before it; from then on no request is begun.
     """
 
     together = 256
@@ -68,42 +64,30 @@ class ServerSampler(QueuedSampler):
         self.base_url, self.model, self.api, self.at_once = base_url.rstrip("/"), model, api, concurrency
         if fault := address_fault(self.base_url):
             raise EngineLost(f"--base-url: {fault}")
-        self._where = without_password(self.base_url)
+        self._where = address_only(self.base_url)
         self._own = {"chat_template_kwargs": dict(chat_template_kwargs)} if chat_template_kwargs else {}
         self._filters: dict[str, float] = _PENALTIES
         self._knows_tokens = False  # whether the server takes stop_token_ids and skip_special_tokens
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._client = httpx.AsyncClient(
-            headers=self._headers,
-            timeout=httpx.Timeout(_TIMEOUT, connect=30.0),
-            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-        )
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._loop = self._runner.get_loop()
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._http = HttpClient(concurrency, _RETRIES + 1, late_again=False, headers=headers)
         self._free, self._under_way = asyncio.Semaphore(self.at_once), 0
         self._over = threading.Event()  # set by a failure or `_cancel`: of the requests since the last `_cancel`
         self._done: queue.SimpleQueue[Future[list[Rollout]]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._live, daemon=True)
-        self._thread.start()
-
-    def _live(self) -> None:
-        with self._runner:  # however the loop ends, what is left in it is cancelled: nobody waits for it in vain
-            self._loop.run_forever()
 
     def check_server(self) -> None:
         """Raises EngineLost unless the server answers and has the model."""
         try:
-            answer = httpx.get(f"{self.base_url}/models", headers=self._headers, timeout=30.0)
-        except httpx.TransportError as error:
-            raise EngineLost(f"{self._where}: no server answers: {error_text(error)}") from error
-        if answer.status_code == 404:
-            raise EngineLost(f"{self._where}/models is not there; the address usually ends in /v1")
-        if answer.status_code != 200:
-            raise self._refusal(answer)
+            reply = self._http.get(f"{self.base_url}/models", 30.0)
+        except RequestFailed as error:
+            raise EngineLost(f"no server answers: {error}") from error
+        if reply.status == 404:
+            raise EngineLost(f"{reply.where} is not there; the address usually ends in /v1")
+        if reply.status != 200:
+            raise self._lost(reply.refusal())
         try:
-            models = {str(model["id"]): model for model in answer.json()["data"]}
+            models = {str(model["id"]): model for model in json.loads(reply.content)["data"]}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise EngineLost(f"{self._where}/models gave no list of models: {answer.text[:300]!r}") from error
+            raise EngineLost(f"{reply.where} gave no list of models: {reply.beginning}") from error
         if self.model not in models:
             near = ", ".join(difflib.get_close_matches(self.model, models, n=5, cutoff=0.3) or sorted(models)[:5])
             raise EngineLost(f"{self._where} does not serve {self.model!r}; nearest of {len(models)}: {near}")
@@ -125,7 +109,7 @@ class ServerSampler(QueuedSampler):
                 self._under_way -= 1
 
     def _send(self, request: Request, seed: int) -> Any:
-        future = asyncio.run_coroutine_threadsafe(self._answers(request, seed, self._over), self._loop)
+        future = self._http.submit(self._answers(request, seed, self._over))
         future.add_done_callback(self._done.put)
         return future
 
@@ -169,42 +153,26 @@ class ServerSampler(QueuedSampler):
         body |= {"messages": messages, **self._own}
         return self._response(request, await self._post("/chat/completions", body))
 
-    async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        """The server's answer with status 200. Raises EngineLost if it refuses, or after the last attempt."""
-        for attempt in range(_RETRIES + 1):
-            wait = min(2.0**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # not all at once
-            try:
-                answer = await self._client.post(self.base_url + path, json=body)
-            except httpx.ReadTimeout as error:  # trying again would take as long
-                raise EngineLost(
-                    f"{self._where} did not answer within {_TIMEOUT:.0f} s: give --concurrency less than "
-                    f"{self.at_once}, or --max-tokens less"
-                ) from error
-            except httpx.TransportError as error:
-                trouble = error_text(error)
-            else:
-                if answer.status_code == 200:
-                    return answer
-                if answer.status_code != 429 and answer.status_code < 500:
-                    raise self._refusal(answer)
-                trouble = f"{answer.status_code}: {_message(answer)}"
-                seconds = answer.headers.get("retry-after", "")
-                wait += float(seconds) if seconds.isdigit() else 0.0  # it may also be a date
-            if attempt < _RETRIES:
-                await asyncio.sleep(wait)
-        raise EngineLost(f"{self._where}: {_RETRIES + 1} attempts failed, the last with {trouble}")
-
-    def _refusal(self, answer: httpx.Response) -> EngineLost:
-        advice = ""
-        if answer.status_code in (401, 403):
-            advice = "; the key is what the environment variable OPENAI_API_KEY, or that of --key-variable, holds"
-        elif answer.status_code == 404:
-            advice = f"; is {self.model!r} among {self._where}/models, and --api {self.api} served?"
-        return EngineLost(f"{self._where} refuses ({answer.status_code}): {_message(answer)}{advice}")
-
-    def _response(self, request: Request, answer: httpx.Response) -> ServedRollout:
+    async def _post(self, path: str, body: dict[str, Any]) -> Reply:
+        """The server's answer. Raises EngineLost if it refuses, or after the last attempt."""
         try:
-            content = answer.json()
+            return await self._http.post([self.base_url + path], body, _TIMEOUT, lambda reply: reply)
+        except RequestFailed as error:
+            raise self._lost(error) from error
+
+    def _lost(self, failure: RequestFailed) -> EngineLost:
+        advice = ""
+        if failure.late:
+            advice = f": give --concurrency less than {self.at_once}, or --max-tokens less"
+        elif failure.status in (401, 403):
+            advice = "; the key is what the environment variable OPENAI_API_KEY, or that of --key-variable, holds"
+        elif failure.status == 404:
+            advice = f"; is {self.model!r} among {self._where}/models, and --api {self.api} served?"
+        return EngineLost(f"{failure}{advice}")
+
+    def _response(self, request: Request, reply: Reply) -> ServedRollout:
+        try:
+            content = json.loads(reply.content)
             (choice,), usage = content["choices"], content["usage"]
             message = {"content": choice["text"]} if self.api == "completions" else choice["message"]
             text = message["content"] or ""  # there is none of a reasoning model that was truncated while thinking
@@ -212,7 +180,7 @@ class ServerSampler(QueuedSampler):
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise EngineLost(
                 f"{request.name}: {self._where} does not follow the protocol ({type(error).__name__}: {error}): "
-                f"{answer.text[:300]!r}"
+                f"{reply.beginning}"
             ) from error
         if finish not in ("stop", "length"):
             raise EngineLost(f"{request.name}: {self._where} ended the response by {finish!r}")
@@ -241,18 +209,4 @@ class ServerSampler(QueuedSampler):
         }
 
     def close(self) -> None:
-        if not self._client.is_closed:
-            asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-
-
-def _message(answer: httpx.Response) -> str:
-    """The server's error message, from wherever its answer holds it."""
-    try:
-        content = answer.json()
-        error = content.get("error", content)
-        return str(error["message"] if isinstance(error, dict) and "message" in error else error)
-    except (ValueError, AttributeError, RecursionError):
-        return answer.text[:300]
+        self._http.close()

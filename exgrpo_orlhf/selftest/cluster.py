@@ -28,7 +28,6 @@ from ..io.json_lines import JsonLines
 from ..records import MixedBatch
 from ..replay import snapshot
 from ..sampling import EngineLost
-from ..show.tables import first_few
 from ..training.preparation import prepare
 from . import parity
 from .actors import compare_weights
@@ -229,7 +228,7 @@ class DoctorTrainer(MixedTrainer):
         for i, engine in enumerate(self.vllm_engines if self.args.vllm.tensor_parallel_size == 1 else ()):
             names, compared = compare_weights(ray.get(engine.weights.remote()), actor)
             if names:
-                bad.append(f"engine {i} differs in {len(names)} of {compared} weights: {first_few(names, 3)}")
+                bad.append(f"engine {i} differs in {len(names)} of {compared} weights: {', '.join(names[:3])}")
             if not compared:
                 bad.append(f"engine {i} has no weight with a name of the actor's")
         gap = self._gap()

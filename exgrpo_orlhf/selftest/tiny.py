@@ -17,7 +17,6 @@ from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 
 from .. import config
-from ..checks import ConfigError
 from ..engines.openrlhf.flags import divisible_questions, ranks_of
 from ..engines.pretrained import PretrainedModel
 from ..experiment import Experiment
@@ -49,7 +48,7 @@ def bound_model(files: Sequence[str], overrides: Sequence[str]) -> tuple[str, Ex
     """
     try:
         experiment = config.load(["base.gin", *files], [*overrides, "Work.questions = @ModularChains()"])
-    except ConfigError:  # a recipe without a model; other errors are raised later
+    except config.ConfigError:  # a recipe without a model; other errors are raised later
         return None
     model = experiment.model
     while isinstance(model, SupervisedModel):  # of the same architecture as what it is made of

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..bootstrap import LEVEL, Array
-
+Array = npt.NDArray[np.float64]
 EXACT_UP_TO = 16  # seeds: 65,536 sign patterns
 _NO_SPREAD = 1e-12  # a ratio of standard deviation to magnitude below this is rounding
 
@@ -56,7 +55,7 @@ def t_test(values: Array) -> tuple[Array, Array, Array]:
         return (np.full(values.shape[1:], np.nan),) * 3
     spread = values.std(axis=0) > _NO_SPREAD * np.abs(values).max(axis=0)
     test = ttest_1samp(np.where(spread, values, np.nan), 0)
-    return *test.confidence_interval(LEVEL), test.pvalue
+    return *test.confidence_interval(), test.pvalue
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ..bootstrap import Array
-from ..show.seeds import Mean, holm, mean, sign_flip
+from ..show.seeds import Array, Mean, holm, mean, sign_flip
 from ..show.tables import count, first_few
 from .curve import AXES, Curve, Params, TrackedRun, band, common_range
 

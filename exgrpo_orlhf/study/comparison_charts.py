@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ..replay import ReplayBuffer
-    from ..training.listener import ListenedRun
+    from ..tracking.listener import ListenedRun
 
 log = logging.getLogger(__name__)
 PANEL = (370, 282)  # width and height

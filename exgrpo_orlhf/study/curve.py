@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..bootstrap import Array
-from ..show.seeds import t_test
+from ..show.seeds import Array, t_test
 
 Params = Mapping[str, str]  # by name
 # Metrics of which more is better, so that a fall is a collapse: rewards, accuracies and benchmarks' averages

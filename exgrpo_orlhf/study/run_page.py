@@ -19,7 +19,7 @@ from ..questions.special_tokens import decoder
 from ..records import Question
 from ..replay import ReplayBuffer, RetirementPolicy, snapshot
 from ..show.page import page as filled
-from ..training.listener import ListenedRun
+from ..tracking.listener import ListenedRun
 from . import buffer_charts
 from .history import KINDS, History, forgotten_by_step, read
 

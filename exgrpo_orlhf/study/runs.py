@@ -21,8 +21,7 @@ from ..io.files import write_json
 from ..io.progress import evaluations_left, score_name
 from ..io.redaction import without_password
 from ..show.tables import aligned
-from ..tracking.metrics_log import MetricsLog
-from ..tracking.tracker import ARRIVED
+from ..tracking.metrics_log import ARRIVED, MetricsLog
 from .suite import Variant
 
 

@@ -8,7 +8,7 @@ from statistics import multimode
 import numpy as np
 import numpy.typing as npt
 
-from ..bootstrap import Array
+from .bootstrap import Array
 
 
 def pass_at_k(correct_counts: npt.ArrayLike, n: int, k: int) -> Array:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..bootstrap import Array, interval, intervals, mean_over
 from ..questions.text import normalised_answer
 from ..records import Question
 from ..rewards import Verifier
 from .at_k import maj_at_k, pass_at_k
+from .bootstrap import Array, interval, intervals, mean_over
 from .samples import Sample, SampleFile
 
 RESULTS = "results.json"

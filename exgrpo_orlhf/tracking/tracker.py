@@ -27,7 +27,7 @@ from ..questions.reading import fingerprint
 from ..records import Question
 from ..settings import Tracking
 from .client import LOG_TAG, address, batches, connect, experiment_id, find_run, first_line, page, tagged_run
-from .metrics_log import START_METRIC, STEP_METRIC, MetricsLog
+from .metrics_log import ARRIVED, START_METRIC, STEP_METRIC, MetricsLog
 from .others import OtherTrackers
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 TABLES = '[{"path": "responses.json", "type": "table"}]'  # tag: the artifacts that MLflow shows as tables
 DESCRIPTION = "mlflow.note.content"  # shown at the top of a run's page
 KILLED = "killed"  # tag: how often the run was resumed after a kill, which MLflow never heard of
-ARRIVED = "metrics.arrived"  # in a run's folder: the address of the MLflow that has all of the finished run
 SYSTEM_SECONDS = 10.0  # between two measurements of the machine
 SOURCES = 3  # that a dataset's name lists
 NAME_LENGTH = 500  # characters of a dataset's name; MLflow refuses a longer one

@@ -18,11 +18,11 @@ from ..io.paths import run_name
 from ..io.progress import Progress
 from ..io.stopping import Stop
 from ..replay import snapshot
+from ..tracking.listener import Listener
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker
 from . import ahead
 from .health import Health
-from .listener import Listener
 from .step import Trainer
 from .validation import Validation
 

@@ -20,10 +20,10 @@ from ..io.stopping import Stop
 from ..records import Question
 from ..replay import snapshot
 from ..tracking.decisions import DecisionLog
+from ..tracking.listener import ListenedRun, listeners
 from ..tracking.metrics_log import MetricsLog
 from ..tracking.tracker import MlflowTracker, RunDescription
 from . import ahead, initial_buffer
-from .listener import ListenedRun, listeners
 from .load_questions import load_questions
 from .loop import TrainingRun
 from .supervised_start import CURVE, copy_curve

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..io.files import sha256, write_json
 from ..io.provenance import now
+from ..io.redaction import address_only
 from ..questions import fingerprint
 from ..questions.overlap import same_questions
 from ..questions.test_sets import sets_of
@@ -17,7 +18,6 @@ from ..questions.text import plain_text
 from ..records import Question
 from ..rewards import Verifier
 from ..rewards.function import named
-from ..rewards.server import shown
 from ..settings import Evaluation
 from ..tracking.samples import SAMPLES, Answered, Sample, SampleFile, graded, grouped, response_seed
 from ..tracking.scores import MAJORITY_FROM, RATES, RESULTS, at_k, bound_of, metrics, summarise
@@ -121,7 +121,7 @@ class Validation:
             "max_tokens": self._tokens,
             "by": None,
             "function_sha256": decides.function and sha256(named(decides.function)[0]),
-            "url": urls and [*map(shown, urls)],
+            "url": urls and [*map(address_only, urls)],
             "ask": None,
             "of_group": [NAME],
             "in_mean": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections import Counter
 from dataclasses import replace
@@ -13,9 +14,11 @@ from run_builders import ROOT
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.evaluation.paper import markdown, read_paper
-from exgrpo_orlhf.evaluation.paper_table import suite_table
 from exgrpo_orlhf.evaluation.results_table import terminal
 from exgrpo_orlhf.show.seeds import mean
+
+sys.path.insert(0, str(ROOT / "evals"))  # the script's own module lies beside it
+from paper_table import suite_table
 
 PUBLISHED = read_paper(ROOT / "evals" / "paper.toml")
 PAPER = replace(PUBLISHED, questions={})  # the sets made here have 12 questions

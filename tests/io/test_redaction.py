@@ -11,7 +11,7 @@ from mlflow.tracking import MlflowClient
 from run_builders import small_bindings, train_command
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.io.redaction import REDACTED, redacted
+from exgrpo_orlhf.io.redaction import REDACTED, address_only, redacted
 from exgrpo_orlhf.training.run import train
 
 SECRET = "hunter2-0123456789abcdef"
@@ -71,6 +71,12 @@ def test_settings_that_only_sound_like_one_are_shown(name):
 )
 def test_addresses_are_shown_without_user_and_password(address, shown):
     assert redacted("Tracking.uri", address) == redacted("Tracking.uri", (address,))[0] == shown
+
+
+@pytest.mark.parametrize("address", ["http://host:5000/x", "http://[::1]:5000/a@b", "host/x"])
+def test_an_address_alone_has_no_query_either(address):
+    assert address_only(address) == address
+    assert address_only(address.replace("//", f"//me:{SECRET}@") + f"?mail={SECRET}#{SECRET}") == address
 
 
 def test_a_long_text_is_searched_in_no_time():

@@ -14,7 +14,7 @@ from http_server import http_server
 
 from exgrpo_orlhf.io.metric_names import check_name
 from exgrpo_orlhf.records import Question
-from exgrpo_orlhf.rewards import NoGrader, Verifier, server
+from exgrpo_orlhf.rewards import NoGrader, Verifier
 
 QUESTION = Question.make("here", "2 + 2 = ", "4")
 CLOSE = {"connection": "close"}  # no connection is kept: a server that has ended answers nothing
@@ -43,7 +43,7 @@ def judged(body):
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(server, "_PAUSE", 0.01)
+    monkeypatch.setattr("exgrpo_orlhf.io.http_client._FIRST_WAIT", 0.01)
 
 
 def grades(url, question=QUESTION, texts=("4", "5"), **settings):
@@ -115,6 +115,20 @@ def test_answers_of_a_broken_server_are_not_graded_and_the_log_says_why(name, ca
         assert words in caplog.text
         assert url in caplog.text
         assert len(bodies) == (1 if "number" in words else 2), "what may pass is tried again"
+
+
+def test_the_only_address_gets_again_what_it_was_late_with_but_not_what_it_refused(caplog):
+    with serving(lambda *_: (422, '{"detail": "no labels"}')) as (url, bodies), serving(judged) as (other, _):
+        assert shown(grades(url, tries=2)) == [("error", None)] * 2
+        assert f"{url} answered 422: \"{{'detail': 'no labels'}}\"" in caplog.text
+        assert len(bodies) == 1
+        assert shown(grades((url, other), tries=2)) == [("correct", 1.0), ("wrong", 0.1)]
+    release = threading.Event()
+    with serving(lambda *_: release.wait(60) and None) as (url, bodies):
+        assert shown(grades(url, timeout=0.3, tries=2)) == [("timeout", None)] * 2
+        assert f"2 attempts failed, the last: {url} did not answer within 0.3 s" in caplog.text
+        release.set()
+    assert len(bodies) == 2
 
 
 def test_a_server_that_is_too_slow_is_a_timeout():

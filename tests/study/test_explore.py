@@ -24,8 +24,8 @@ from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
 from exgrpo_orlhf.study.history import KINDS, History, diversity, forgotten_by_step
 from exgrpo_orlhf.study.run_page import RunPage, explore
+from exgrpo_orlhf.tracking.listener import ListenedRun
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
-from exgrpo_orlhf.training.listener import ListenedRun
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Means over questions with their intervals, by the bootstrap.
 
 The unit is the question: 32 samples of one question are not 32 questions, and only questions are resampled. Intervals
-are 95 % BCa bootstrap intervals (Efron 1987) with three choices (tests/test_bootstrap.py simulates them):
+are 95 % BCa bootstrap intervals (Efron 1987) with three choices (tests/tracking/test_bootstrap.py simulates them):
 
 - The bias constant of BCa is set to the acceleration, its value for a mean. An estimate from resamples of a few equal
   values would be mostly noise.

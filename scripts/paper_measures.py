@@ -1,5 +1,6 @@
-"""What the paper measures of a run besides accuracy: cost (Table 8), entropy of correct responses (Fig. 1c), a judge's
-verdicts (F.2, G.2; Figs. 1b, 10), code blocks (Tables 11, 12), questions kept in a mini-batch (Fig. 9, Table 10).
+"""What the paper measures of a run besides accuracy, for measure.py: cost (Table 8), entropy of correct responses (Fig.
+1c), a judge's verdicts (F.2, G.2; Figs. 1b, 10), code blocks (Tables 11, 12), questions kept in a mini-batch (Fig. 9,
+Table 10).
 
 Each is a table, a list of rows by column name. They need what a run leaves behind: metrics.jsonl, decisions.jsonl,
 rollouts.jsonl and the newest checkpoint; no model.
@@ -20,18 +21,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import checkpoints
-from ..io import tokenizer_file
-from ..io.json_lines import JsonLines
-from ..questions.special_tokens import decoder
-from ..questions.text import with_roles
-from ..records import Question, Trajectory
-from ..replay import DifficultyBuckets, snapshot
-from ..replay.difficulty import LEVELS
-from ..replay.plan import DynamicSampling
-from ..sampling import Request, Sampler
-from ..tracking.decisions import ID, DecisionLog
-from ..tracking.metrics_log import MetricsLog
+from exgrpo_orlhf import checkpoints
+from exgrpo_orlhf.io import tokenizer_file
+from exgrpo_orlhf.io.json_lines import JsonLines
+from exgrpo_orlhf.questions.special_tokens import decoder
+from exgrpo_orlhf.questions.text import with_roles
+from exgrpo_orlhf.records import Question, Trajectory
+from exgrpo_orlhf.replay import DifficultyBuckets, snapshot
+from exgrpo_orlhf.replay.difficulty import LEVELS
+from exgrpo_orlhf.replay.plan import DynamicSampling
+from exgrpo_orlhf.sampling import Request, Sampler
+from exgrpo_orlhf.tracking.decisions import ID, DecisionLog
+from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 
 Table = list[dict[str, Any]]
 CODE = "```"  # opens or closes a block of code

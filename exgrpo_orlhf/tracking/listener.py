@@ -14,8 +14,8 @@ import numpy.typing as npt
 from ..io.entry_points import loaded
 from ..records import Question
 from ..replay import ReplayBuffer
-from ..tracking.metrics_log import MetricsLog
-from ..tracking.tracker import MlflowTracker
+from .metrics_log import MetricsLog
+from .tracker import MlflowTracker
 
 
 @dataclass(frozen=True)

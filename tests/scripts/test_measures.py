@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -12,12 +13,14 @@ from statistics import mean
 
 import pytest
 from http_server import http_server
-from run_builders import MIXED_PHASE, rows, run_here
+from run_builders import MIXED_PHASE, ROOT, rows, run_here
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.evaluation import measures
 from exgrpo_orlhf.replay import DifficultyBuckets, snapshot
 from exgrpo_orlhf.replay.plan import DynamicSampling
+
+sys.path.insert(0, str(ROOT / "scripts"))  # the script's own module lies beside it
+import paper_measures as measures
 
 PROMPT = "Is this {response} a valid answer to {question}, which is {answer}? Braces {stay}."
 

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from exgrpo_orlhf.bootstrap import Estimate, interval, intervals, mean_over
 from exgrpo_orlhf.tracking.at_k import pass_at_k
+from exgrpo_orlhf.tracking.bootstrap import Estimate, interval, intervals, mean_over
 
 REPEATS = 1000  # a coverage of 95 % is measured with a standard error of 0.7 %
 RESAMPLES = 500

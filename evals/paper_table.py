@@ -1,4 +1,5 @@
-"""The runs of a suite beside a table of the ExGRPO paper, and which of the paper's differences one run could show."""
+"""For `run_bench.py table`: the runs of a suite beside a table of the ExGRPO paper, and which of the differences of the
+paper one run could show."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from pathlib import Path
 
 from scipy.special import ndtri
 
-from .. import checkpoints
-from ..bootstrap import LEVEL
-from ..show.seeds import mean
-from ..show.tables import NONE, aligned, percent
-from .benchmarks import project_definitions
-from .paper import Paper, bounds_text, score, value_text
-from .results_folder import Results
+from exgrpo_orlhf import checkpoints
+from exgrpo_orlhf.evaluation.benchmarks import project_definitions
+from exgrpo_orlhf.evaluation.paper import Paper, bounds_text, score, value_text
+from exgrpo_orlhf.evaluation.results_folder import Results
+from exgrpo_orlhf.show.seeds import mean
+from exgrpo_orlhf.show.tables import NONE, aligned, percent
+from exgrpo_orlhf.tracking.bootstrap import LEVEL
 
 
 def runs_of(folder: Path, variants: Iterable[str]) -> Iterator[tuple[str, Path]]:
