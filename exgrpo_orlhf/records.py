@@ -281,6 +281,7 @@ class Row:
     advantage: 0 where the row could not be graded, or its group has no signal
     in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
     prompt: its token ids (P,), as an engine encodes it; empty in a batch that no engine has trained on
+    weight: of its loss, beside 1 of another row (`MixedPolicyLoss.weighted`)
     trajectory: the stored trajectory, or None for a fresh rollout
     length: A, the number of tokens that the policy sampled: what the loss and its normaliser count
     """
@@ -290,6 +291,7 @@ class Row:
     advantage: float
     in_loss: bool
     prompt: Sequence[int] = field(default=(), repr=False, compare=False)
+    weight: float = field(default=1.0, repr=False, compare=False)
     trajectory: Trajectory | None = field(init=False, repr=False, compare=False)
     length: int = field(init=False, repr=False, compare=False)
 
@@ -323,11 +325,18 @@ class MixedBatch:
     """Groups of K rows or, around a stored trajectory, fewer (`RolloutGroup.with_stored`).
 
     group_size: K, what a group counts in the loss's normaliser, whatever it holds
+    added_size: stored rows that may follow the K of each group (`replay.stored_group`)
     """
 
     groups: list[RolloutGroup]
     rows: list[list[Row]]
     group_size: int
+    added_size: int = 0
+
+    @property
+    def places(self) -> int:
+        """Rows that a group may have"""
+        return self.group_size + self.added_size
 
     @classmethod
     def of(

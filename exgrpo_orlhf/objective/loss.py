@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..checks import Constraint, Count, NotNegative, Positive, Share, check_settings, require
 from ..io.lazy import torch
-from ..records import Row
+from ..records import MixedBatch, Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,7 @@ class LossTerms(NamedTuple):
     policy: its loss, not yet weighted
     truncated: whether w is above the largest weight
     flat: whether it no longer learns: a fresh token because of the clip, a replayed one because its shaped weight is
-        saturated
+        saturated or it is clipped
     """
 
     log_w: Tensor
@@ -116,6 +116,12 @@ class MixedPolicyLoss:
                      `Beside.rollouts`, were not sampled (Dr. GRPO)
         'tokens'     all response tokens
         'sequences'  each row by its own length, then by the same rows (GRPO)
+    clips_replayed: True clips w* of a replayed token as w of a fresh one, with its dual clip, instead of shaping it
+    divisors: of a batch with rows that are added to its groups (`StoredGroup`):
+        'apart'      fresh rows and added rows each have the divisor above, of K and of K_off rows for every group or of
+                     their own tokens, and the loss is the sum of the two (RePO's paper)
+        'together'   both have one, of the rows or tokens that there are (RePO's code). The divisors of 'tokens' and
+                     'together' are the batch's, also with several optimiser steps
     response_length: L of 'constant', in tokens
     entropy_coef: weight of the mean entropy over all response tokens of the step, subtracted; per nat
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with
@@ -136,6 +142,8 @@ class MixedPolicyLoss:
         None
     )
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
+    clips_replayed: bool = False
+    divisors: Literal["apart", "together"] = "apart"
     response_length: Count = 8192
     entropy_coef: NotNegative = 0.0
     kl_coef: NotNegative = 0.0
@@ -157,6 +165,13 @@ class MixedPolicyLoss:
             "MixedPolicyLoss.dual_clip must be at least 1 + MixedPolicyLoss.clip_high, which must be a number; got "
             f"{self.dual_clip!r} and {self.clip_high!r}",
         )
+        require(
+            not self.clips_replayed
+            or (self.clip_low is not None and self.clips_mixed and self.importance_weights and not self.shaping),
+            "MixedPolicyLoss.clips_replayed needs MixedPolicyLoss.clip_low and clip_high, clips_mixed = True, "
+            f"importance_weights = True and shaping = False; got {self.clip_low!r}, {self.clips_mixed}, "
+            f"{self.importance_weights} and {self.shaping}",
+        )
 
     def row_weights(self, lengths: Tensor, rows: float | None = None, tokens: float | None = None) -> Tensor:
         """(R,) response lengths of rows of an optimiser step → (R,) weight of each token of that row.
@@ -171,6 +186,23 @@ class MixedPolicyLoss:
         if self.normalizer == "tokens":
             return torch.full_like(lengths, 1.0) / (lengths.sum() if tokens is None else tokens)
         return 1 / (rows * lengths)
+
+    def weighted(self, batch: MixedBatch) -> MixedBatch:
+        """The batch with each row's weight beside `row_weights`, as `divisors` says; without added rows as it is."""
+        if not batch.added_size:
+            return batch
+        sums = {"rows": [0, 0], "tokens": [0, 0]}  # of fresh rows and of added ones
+        for row in batch.flat_rows():
+            sums["rows"][row.trajectory is not None] += 1
+            sums["tokens"][row.trajectory is not None] += row.length
+        if self.normalizer == "tokens":
+            total, apart, together = sum(sums["tokens"]), sums["tokens"], sum(sums["tokens"])
+        else:
+            total = len(batch.rows) * batch.group_size  # what `row_weights` counts
+            apart, together = [total, len(batch.rows) * batch.added_size], total + sums["rows"][1]
+        factors = [total / max(n, 1) for n in (apart if self.divisors == "apart" else [together] * 2)]
+        weighted = [[replace(row, weight=factors[row.trajectory is not None]) for row in rows] for rows in batch.rows]
+        return replace(batch, rows=weighted)
 
     def needs_gradient(self, advantages: Tensor) -> Tensor:
         """(R,) advantages → which rows have a gradient: with no entropy or KL term, an advantage of 0 has none."""
@@ -221,11 +253,17 @@ class MixedPolicyLoss:
             sums = log_w.new_zeros(len(lengths)).index_add(0, batch.row_of, log_w)
             log_w = (sums / lengths.clamp(min=1))[batch.row_of]
         log_w, truncated = _bounded(log_w, self.max_fresh_weight)
-        log_w = torch.where(advantages == 0, 0, log_w)  # w·A is 0 then, and not inf · 0
         clip = self.clip(batch.mixed)
         if clip is None:
+            log_w = torch.where(advantages == 0, 0, log_w)  # w·A is 0 then, and not inf · 0
             return -torch.exp(log_w) * advantages, truncated, torch.zeros_like(truncated)
+        policy, flat = self._clipped(log_w, advantages, clip)
+        return policy, truncated, flat
+
+    def _clipped(self, log_w: Tensor, advantages: Tensor, clip: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        """`LossTerms.policy` and `.flat` of PPO's clip."""
         low, high = clip
+        log_w = torch.where(advantages == 0, 0, log_w)
         # Above the clip (of A < 0: the dual clip) a token is a constant. It is made one before exp: the branch that
         # `minimum` leaves would overflow and turn the gradient's 0 into 0 · inf.
         upper = math.log1p(high)  # a number, not a tensor: no copy from the host to the device
@@ -238,7 +276,7 @@ class MixedPolicyLoss:
         w = torch.exp(log_w)
         clipped = torch.clamp(w, 1 - low, 1 + high)
         flat = flat | ((advantages < 0) & (w < 1 - low))
-        return -torch.minimum(w * advantages, clipped * advantages), truncated, flat
+        return -torch.minimum(w * advantages, clipped * advantages), flat
 
     def _replayed(self, log_w: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The same of replayed tokens."""
@@ -246,6 +284,10 @@ class MixedPolicyLoss:
             logprobs = torch.where(batch.in_loss, batch.logprobs, 0)
             log_w = logprobs - logprobs.detach()
         log_w, truncated = _bounded(log_w, self.max_weight)
+        clip = self.clip(mixed=True) if self.clips_replayed else None
+        if clip is not None:
+            policy, flat = self._clipped(log_w, batch.advantages, clip)
+            return policy, truncated, flat
         if not self.shaping:
             weight = torch.exp(torch.where(batch.advantages == 0, 0, log_w))
             return -weight * batch.advantages, truncated, torch.zeros_like(truncated)

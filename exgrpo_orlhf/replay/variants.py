@@ -3,9 +3,11 @@
 from .injection import Beside, InPlace, LateInjection, UnlessSolved
 from .prefix import AdaptiveShare, FixedShare, Prefix, UniformShare
 from .store_rule import AboveMean, AllFinished, OneSuccess, Successes
+from .stored_group import StoredGroup
 
 VARIANTS: tuple[type, ...] = (  # what another one has as its default before it
     *(Beside, InPlace, UnlessSolved, LateInjection),
     *(FixedShare, UniformShare, AdaptiveShare, Prefix),
+    StoredGroup,
     *(Successes, OneSuccess, AboveMean, AllFinished),
 )

@@ -150,7 +150,7 @@ def divisible_questions(experiment: Experiment) -> int:
     flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}
     check_flags(flags)
     train, rollout = (int(flags.get(f"{part}.micro_batch_size", 1)) for part in ("train", "rollout"))
-    ranks, n, k = ranks_of(flags), experiment.optimizer.steps_per_batch, experiment.settings.group_size
+    ranks, n, k = ranks_of(flags), experiment.optimizer.steps_per_batch, experiment.mixer.places
     return math.lcm(ranks * train * n, ranks * rollout, k * n) // k
 
 
@@ -256,7 +256,7 @@ def command_line(
     """
     check_flags(flags)
     settings, optimizer, loss = experiment.settings, experiment.optimizer, experiment.loss
-    b, k, n = settings.questions_per_step, settings.group_size, optimizer.steps_per_batch
+    b, k, n = settings.questions_per_step, experiment.mixer.places, optimizer.steps_per_batch
     flags = {**flags, **(_beside_updates(flags) if settings.generate_ahead else {})}
     _check_layout(experiment, flags)
     return {
