@@ -281,7 +281,7 @@ class Row:
     advantage: 0 where the row could not be graded, or its group has no signal
     in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
     prompt: its token ids (P,), as an engine encodes it; empty in a batch that no engine has trained on
-    weight: of its loss, beside 1 of another row (`MixedPolicyLoss.weighted`)
+    weight: of its loss, beside 1 of another row (`objective.divisors`)
     trajectory: the stored trajectory, or None for a fresh rollout
     length: A, the number of tokens that the policy sampled: what the loss and its normaliser count
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..checks import Constraint, Count, NotNegative, Positive, Share, check_settings, require
 from ..io.lazy import torch
-from ..records import MixedBatch, Row
+from ..records import Row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,23 +186,6 @@ class MixedPolicyLoss:
         if self.normalizer == "tokens":
             return torch.full_like(lengths, 1.0) / (lengths.sum() if tokens is None else tokens)
         return 1 / (rows * lengths)
-
-    def weighted(self, batch: MixedBatch) -> MixedBatch:
-        """The batch with each row's weight beside `row_weights`, as `divisors` says; without added rows as it is."""
-        if not batch.added_size:
-            return batch
-        sums = {"rows": [0, 0], "tokens": [0, 0]}  # of fresh rows and of added ones
-        for row in batch.flat_rows():
-            sums["rows"][row.trajectory is not None] += 1
-            sums["tokens"][row.trajectory is not None] += row.length
-        if self.normalizer == "tokens":
-            total, apart, together = sum(sums["tokens"]), sums["tokens"], sum(sums["tokens"])
-        else:
-            total = len(batch.rows) * batch.group_size  # what `row_weights` counts
-            apart, together = [total, len(batch.rows) * batch.added_size], total + sums["rows"][1]
-        factors = [total / max(n, 1) for n in (apart if self.divisors == "apart" else [together] * 2)]
-        weighted = [[replace(row, weight=factors[row.trajectory is not None]) for row in rows] for rows in batch.rows]
-        return replace(batch, rows=weighted)
 
     def needs_gradient(self, advantages: Tensor) -> Tensor:
         """(R,) advantages → which rows have a gradient: with no entropy or KL term, an advantage of 0 has none."""

@@ -104,8 +104,8 @@ class ReplayMixer:
         fresh rollouts) exceeds this; None: from the first step. The batch that triggers the start is the first whose
         accuracies, trajectories and retirements are recorded (paper)
     injection: how a stored trajectory enters a group: `@Beside()` (the paper), `@InPlace()`, `@UnlessSolved()`,
-        `@LateInjection()`, which plans no question for replay: ρ is 0 then; `@Prefix()`: its first tokens are continued;
-        or `@StoredGroup()`: several are a second group
+        `@LateInjection()`, which plans no question for replay: ρ is 0 then; `@Prefix()`: its first tokens are
+        continued; or `@StoredGroup()`: several are a second group
     store_rule: which fresh rollouts are stored: `@Successes()` (the paper), `@OneSuccess()`, `@AboveMean()` or
         `@AllFinished()`
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
@@ -145,9 +145,8 @@ class ReplayMixer:
             f"ReplayMixer.rho_end 0 or None, got {self.rho!r} and {self.rho_end!r}; @UnlessSolved() with "
             "UnlessSolved.late = @LateInjection() does both",
         )
-        self.places: int = self.group_size + (
-            self.injection.added_rows.rows if self.injection.added_rows else 0
-        )  # of a group
+        added = self.injection.added_rows
+        self.places: int = self.group_size + (added.rows if added else 0)  # of a group, for rows
         require(
             self.sampler.unit == "accuracy" or self.sampler.mu <= self.group_size,
             f"QuestionSampler.mu must lie in [0, K] = [0, {self.group_size}] successes, got {self.sampler.mu!r}",
@@ -277,8 +276,8 @@ class ReplayMixer:
         """Compute advantages over the rows that are trained on. A stored success keeps its stored reward: it is never
         graded again. penalty: of a response's length in tokens, added to its reward here alone, of a fresh row and of a
         stored one. weights: by name, of several rewards of which each has its own advantages. encode: the token ids of
-        a question's prompt. stored_rows: of each group, those that are added (`draw`). Raises ValueError if a group is not
-        graded."""
+        a question's prompt. stored_rows: of each group, those that are added (`draw`).
+        Raises ValueError if a group is not graded."""
 
         def relative(members: Sequence[tuple[int, Sequence[Rollout | Trajectory]]], size: int) -> Any:
             """Of groups of rows, each by itself. members: given tokens and rows of each; size: rows at most"""

@@ -52,7 +52,7 @@ class AddedRows(Injection):
         relative: Relative,
         encode: Callable[[Question], Sequence[int]],
     ) -> MixedBatch:
-        """The batch with the stored rows that were drawn for each of its groups. encode: as in `ReplayMixer.assemble`"""
+        """The batch with the stored rows drawn for each of its groups. encode: as in `ReplayMixer.assemble`"""
         values = self.advantages([[trajectory for _, trajectory in rows] for rows in stored_rows], relative)
         rows = [
             [

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from ..engines.engine import Clock, Engine, NonFiniteUpdate, UpdateStats
 from ..experiment import Experiment
 from ..io.files import write
+from ..objective.divisors import weighted
 from ..questions.fresh import FreshQuestions
 from ..records import CompletedGroup, MixedBatch, Question, Rollout, RolloutGroup, Trajectory, mean
 from ..replay import Plan, ReplayBuffer, TrajectorySelector
@@ -148,7 +149,7 @@ class Trainer:
         batch = mixer.assemble(
             sample.selected.groups, experiment.advantages, bound, weights, encode, sample.stored_rows
         )
-        batch = experiment.loss.weighted(experiment.dynamic_sampling.masked(batch))
+        batch = weighted(experiment.dynamic_sampling.masked(batch), experiment.loss)
         clock.lap("assemble")
         return batch
 
