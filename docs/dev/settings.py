@@ -45,7 +45,7 @@ USES = {  # the page's sections, in the order in which a run needs them; a class
     "Rewards": ("Verifier", "Environment"),
     "Replay": (
         *("ReplayMixer", "Beside", "InPlace", "UnlessSolved", "LateInjection"),
-        *("Prefix", "AdaptiveShare", "UniformShare", "FixedShare", "Successes", "OneSuccess"),
+        *("Prefix", "AdaptiveShare", "UniformShare", "FixedShare", "StoredGroup", "Successes", "OneSuccess"),
         *("AboveMean", "AllFinished", "ReplayBuffer", "QuestionSampler", "DifficultyBuckets", "TrajectorySelector"),
         "RetirementPolicy",
     ),

@@ -117,11 +117,9 @@ class MixedPolicyLoss:
         'tokens'     all response tokens
         'sequences'  each row by its own length, then by the same rows (GRPO)
     clips_replayed: True clips w* of a replayed token as w of a fresh one, with its dual clip, instead of shaping it
-    divisors: of a batch with rows that are added to its groups (`StoredGroup`):
-        'apart'      fresh rows and added rows each have the divisor above, of K and of K_off rows for every group or of
-                     their own tokens, and the loss is the sum of the two (RePO's paper)
-        'together'   both have one, of the rows or tokens that there are (RePO's code). The divisors of 'tokens' and
-                     'together' are the batch's, also with several optimiser steps
+    divisors: where rows are added to groups (`StoredGroup`), fresh and added rows each have the divisor above, 'apart',
+        of K and of K_off rows a group or of their own tokens, and the loss is the sum of the two (RePO's paper); or one
+        'together', of the rows or tokens there are (RePO's code), of a batch's optimiser steps the mean
     response_length: L of 'constant', in tokens
     entropy_coef: weight of the mean entropy over all response tokens of the step, subtracted; per nat
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with

@@ -63,6 +63,14 @@ def scores(data_sources, solution_strs, ground_truths, extra_infos):
 FEW = ("train.steps = 2", "ModularChains.count = 8", "validation/ModularChains.count = 4", "Verifier.workers = 1")
 
 
+STORED_GROUP = (
+    *("ReplayMixer.injection = @StoredGroup()", "ReplayMixer.store_rule = @AllFinished()", "ReplayMixer.rho = 0"),
+    *("StoredGroup.rows = 4", "StoredGroup.least = 2", "ReplayBuffer.per_question = 4"),
+    *("MixedPolicyLoss.shaping = False", "MixedPolicyLoss.clips_replayed = True"),
+    *("RetirementPolicy.at_accuracy = None",),
+)
+
+
 def by_chance(folder: Path) -> list[str]:
     return ["Verifier.kind = 'function'", f"Verifier.function = '{folder}/reward.py'"]
 
@@ -245,6 +253,14 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             chain, *calculator, "ReplayMixer.injection = @Prefix()", "Prefix.share = @FixedShare()",
             "FixedShare.value = 0.9", "ReplayBuffer.replays_unsolved = True",
         ),
+        **{
+            f"stored group, {choice}": chains(*STORED_GROUP, f"StoredGroup.choice = {choice!r}", *more)
+            for choice, more in (
+                ("all", ("MixedPolicyLoss.divisors = 'together'",)),
+                ("best", ("ReplayMixer.rho = 0.5", "ReplayBuffer.replays_unsolved = True")),
+                ("spread", ("MixedPolicyLoss.normalizer = 'tokens'",)),
+            )
+        },
         "steps": small(
             chain, "Verifier.kind = 'chain_steps'", "ReplayMixer.rho = 0", "ReplayMixer.injection = @LateInjection()",
             "MixedPolicyLoss.clips_mixed = False",
@@ -339,6 +355,7 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             chain, *by_chance(folder), "ReplayMixer.injection = @Prefix()", "Prefix.share = @FixedShare()",
             "ReplayBuffer.replays_unsolved = True", "RetirementPolicy.at_accuracy = None", "Prefix.target = 0.9",
         ),
+        f"{ON_OPENRLHF}stored group": small(chain, *by_chance(folder), *STORED_GROUP, "StoredGroup.choice = 'newest'"),
         f"{ON_OPENRLHF}its environment's rewards": small(chain, *calculator, "Environment.reward = 'environment'"),
     }  # fmt: skip
 

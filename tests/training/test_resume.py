@@ -244,6 +244,12 @@ OPTIONS = {
         "ReplayBuffer.replays_unsolved = True",
         "train.generate_ahead = True",
     ],
+    "stored groups": [
+        *("ReplayMixer.injection = @StoredGroup()", "StoredGroup.choice = 'spread'", "StoredGroup.rows = 3"),
+        *("StoredGroup.least = 3", "ReplayMixer.store_rule = @AllFinished()", "ReplayBuffer.per_question = 6"),
+        *("MixedPolicyLoss.shaping = False", "MixedPolicyLoss.clips_replayed = True", "train.generate_ahead = True"),
+        *("RetirementPolicy.at_accuracy = None", "DynamicSampling.max_rounds = 1", "Optimizer.steps_per_batch = 2"),
+    ],
     "adapter": [
         "LoRA.rank = 4",
         "MixedPolicyLoss.kl_coef = 0.01",
@@ -316,12 +322,22 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
     "masked": [some("reward/groups_with_signal", 0, 1), in_both_halves("policy/grad_norm")],
     "together": [again, some("replay/actual_share"), some("train/fresh_known", 0.9)],
     "ahead": [in_both_halves("rollout/age_mean"), passes, some("replay/evicted")],
+    "stored groups": [in_both_halves("replay/added_rows"), some("replay/added_whole", 0, 1), passes],
     "adapter": [passes],
     "several rewards": [in_both_halves("reward_part/chain_steps"), in_both_halves("replay/actual_share")],
     "episodes": [some("rollout/turns", 1), in_both_halves("replay/actual_share")],
     "episodes, late and ahead": [injected],
 }
-KILLED = ("several rewards", "graded", "revisits", "weighted", "together", "continued", "episodes, late and ahead")
+KILLED = (
+    "several rewards",
+    "graded",
+    "revisits",
+    "weighted",
+    "together",
+    "continued",
+    "stored groups",
+    "episodes, late and ahead",
+)
 
 
 @pytest.mark.slow
@@ -340,7 +356,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     done = timeless(tmp_path / "run")[1:]
     assert [acts(done) for acts in ACTS[name]] == [True] * len(ACTS[name])
     scored = some("replay/candidates_scored")(done)
-    assert scored == (name not in ("unscored", "late", "masked", "continued", "continued episodes"))
+    assert scored == (name not in ("unscored", "late", "masked", "continued", "continued episodes", "stored groups"))
 
 
 def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):
