@@ -122,6 +122,7 @@ class Trajectory:
     step: the policy version of behaviour_logprobs: t is the policy before the update of step t
     actions, seed: of an episode, as a `Rollout` has them; None: all tokens, A = T
     parts: as its `Grade` had them; correct: whether it is a success
+    advantage: that it had in its own group, where it is kept (`replay.stored_rows`)
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -134,6 +135,7 @@ class Trajectory:
     seed: int | None = None
     parts: tuple[tuple[str, float], ...] = ()
     correct: bool = True
+    advantage: float | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:

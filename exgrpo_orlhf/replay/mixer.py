@@ -105,9 +105,9 @@ class ReplayMixer:
         accuracies, trajectories and retirements are recorded (paper)
     injection: how a stored trajectory enters a group: `@Beside()` (the paper), `@InPlace()`, `@UnlessSolved()`,
         `@LateInjection()`, which plans no question for replay: ρ is 0 then; `@Prefix()`: its first tokens are
-        continued; or `@StoredGroup()`: several are a second group
-    store_rule: which fresh rollouts are stored: `@Successes()` (the paper), `@OneSuccess()`, `@AboveMean()` or
-        `@AllFinished()`
+        continued; `@StoredGroup()`: several are a second group; or `@StoredRows()`: those of any question are added
+    store_rule: which fresh rollouts are stored: `@Successes()` (the paper), `@OneSuccess()`, `@AboveMean()`,
+        `@AllFinished()` or `@WithSignal()`
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
         (`Work.experience`) is replayed as it is
     """
@@ -319,7 +319,8 @@ class ReplayMixer:
 
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
         """As `StoreRule.experience`, while experience is recorded."""
-        return self.store_rule.experience(batch, logprobs, step) if self.collecting else []
+        keeps = self.injection.added_rows is not None and self.injection.added_rows.keeps_advantages
+        return self.store_rule.experience(batch, logprobs, step, keeps) if self.collecting else []
 
     def failures(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
         """What `ReplayBuffer.failed` stores of a step, while experience is recorded."""

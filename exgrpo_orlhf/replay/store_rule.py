@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..checks import PositiveShare, check_settings, require
 from ..records import MixedBatch, Rollout, RolloutGroup, Trajectory
+from ..rounding import are_equal
 from .buffer import ReplayBuffer
 from .difficulty import as_fraction, is_above_mean
 from .injection import Injection
@@ -45,19 +46,24 @@ class StoreRule:
     def check(self, buffer: ReplayBuffer, injection: Injection) -> None:
         """Raises ValueError for a buffer or an injection that cannot obey what is stored."""
 
-    def experience(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
+    def experience(
+        self, batch: MixedBatch, logprobs: Sequence[Floats], step: int, keeps_advantages: bool = False
+    ) -> list[tuple[str, Trajectory]]:
         """The step's new experience: finished fresh rollouts with the log-probs measured in this step.
 
         logprobs: of the policies that sampled them, per row of the flattened batch, float32 (A,)
         Raises ValueError for another number of log-probs than rows.
         """
-        return finished(
-            batch, logprobs, step, lambda rollout, group: self.admits(group) and self.stores(rollout, group)
-        )
+        stores = lambda rollout, group: self.admits(group) and self.stores(rollout, group)
+        return finished(batch, logprobs, step, stores, keeps_advantages)
 
 
 def finished(
-    batch: MixedBatch, logprobs: Sequence[Floats], step: int, stores: Callable[[Rollout, RolloutGroup], bool]
+    batch: MixedBatch,
+    logprobs: Sequence[Floats],
+    step: int,
+    stores: Callable[[Rollout, RolloutGroup], bool],
+    keeps_advantages: bool = False,
 ) -> list[tuple[str, Trajectory]]:
     """A step's finished rollouts of which `stores` holds, as `StoreRule.experience` returns them. Of a continued group
     none is: its policy did not begin the response."""
@@ -81,6 +87,7 @@ def finished(
             rollout.seed,
             grade.parts,
             grade.correct,
+            row.advantage if keeps_advantages else None,
         )
         experience.append((row.question.id, trajectory))
     return experience
@@ -154,3 +161,11 @@ class AllFinished(StoreRule):
             "many, and neither .counts_stored, which takes what is stored for a success, nor .difficulty = "
             "'reward_spread', by which only what is above the mean stays",
         )
+
+
+@dataclass(frozen=True, repr=False)
+class WithSignal(AllFinished):
+    """All that finished of groups whose rewards differ is stored (Advantage-PER, arXiv 2606.04560)."""
+
+    def admits(self, group: RolloutGroup) -> bool:
+        return not are_equal(group.rewards)

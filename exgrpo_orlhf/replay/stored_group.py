@@ -27,6 +27,7 @@ class AddedRows(Injection):
     rows: Count = 8
 
     always: ClassVar[bool] = False
+    keeps_advantages: ClassVar[bool] = False  # with what is stored
 
     @property
     def added_rows(self) -> AddedRows:
@@ -34,6 +35,9 @@ class AddedRows(Injection):
 
     def check(self, buffer: ReplayBuffer, stores_failures: bool) -> None:
         """Raises ValueError for a buffer or a store rule (whether it stores failures) that has not what is drawn."""
+
+    def check_stored(self, stored: Iterable[Trajectory], where: str) -> None:
+        """Raises ValueError for what another run has stored and this one cannot use. where: for the message"""
 
     def draw(
         self, groups: Sequence[RolloutGroup], buffer: ReplayBuffer, step: int, rng: np.random.Generator

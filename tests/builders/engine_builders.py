@@ -141,7 +141,9 @@ def with_added(batch: MixedBatch, loss: MixedPolicyLoss) -> MixedBatch:
         fresh = [row for row in members if row.trajectory is None]
         stored = [trajectory(rng, int(n)) for n in rng.integers(2, 20, min(g, ADDED))]
         values = rng.normal(size=len(stored))
-        rows.append([*fresh, *(Row(group.question, t, float(a), True) for t, a in zip(stored, values, strict=True))])
+        # The first is of another question: single stored rows may be.
+        asked = [batch.groups[g - 1].question, *[group.question] * ADDED]
+        rows.append([*fresh, *(Row(q, t, float(a), True) for q, t, a in zip(asked, stored, values, strict=False))])
     return weighted(replace(batch, rows=rows, added_size=ADDED), loss)
 
 

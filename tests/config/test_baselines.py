@@ -73,6 +73,7 @@ def brought(warm_model, tmp_path_factory) -> dict[str, list[str]]:
         "sft": supervised,
         "sft_rl": supervised,
         **{name: REPO for name in NAMES if name.startswith("repo_")},
+        "advantage_per": ["StoredRows.first_step = 3"],
     }
 
 
@@ -105,6 +106,13 @@ def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_mod
     elif name == "remix":
         assert max(row["replay/age_max"] for row in rows) == 2
         assert all(row["replay/actual_share"] <= 3 / 8 for row in rows)
+    elif name.endswith("_per"):
+        first, rows_each = (3, 4) if name == "advantage_per" else (2, 8)
+        added = [row["replay/added_rows"] for row in rows]
+        assert not any(added[: first - 1])
+        stored = [row["replay/trajectories"] for row in rows]
+        assert added[first - 1 :] == [min(8 * rows_each, n) for n in stored[first - 2 : -1]]
+        assert all(row["replay/added_with_signal"] == 1 for row in rows[first:]) == (name == "advantage_per")
     elif name.startswith("repo"):
         assert rows[0]["replay/added_rows"] == 0, "what a step samples is not stored yet"
         assert any(row["replay/added_whole"] > 0 and row["replay/age_mean"] > 0 for row in rows)
