@@ -336,14 +336,7 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
     "episodes, late and ahead": [injected],
 }
 KILLED = (
-    "several rewards",
-    "graded",
-    "revisits",
-    "weighted",
-    "together",
-    "continued",
-    "stored groups",
-    "stored rows",
+    *("several rewards", "graded", "revisits", "weighted", "together", "continued", "stored groups", "stored rows"),
     "episodes, late and ahead",
 )
 
