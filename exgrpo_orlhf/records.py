@@ -265,15 +265,7 @@ class CompletedGroup(NamedTuple):
     @property
     def rewards(self) -> list[float]:
         """Of the rows that could be graded. Raises ValueError before grading."""
-        return [reward for reward in self.all_rewards() if reward is not None]
-
-    def all_rewards(self) -> list[float | None]:
-        """Of each row; None where it could not be graded. Raises ValueError before grading."""
-        return [row.reward for row in self.rows]
-
-    def lengths(self) -> list[int]:
-        """Of each row, the tokens that the policy sampled."""
-        return [row.length for row in self.rows]
+        return [row.reward for row in self.rows if row.reward is not None]
 
 
 @dataclass(frozen=True)
@@ -334,11 +326,6 @@ class MixedBatch:
     rows: list[list[Row]]
     group_size: int
     added_size: int = 0
-
-    @property
-    def places(self) -> int:
-        """Rows that a group may have"""
-        return self.group_size + self.added_size
 
     @classmethod
     def of(

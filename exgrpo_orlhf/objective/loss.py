@@ -117,9 +117,8 @@ class MixedPolicyLoss:
         'tokens'     all response tokens
         'sequences'  each row by its own length, then by the same rows (GRPO)
     clips_replayed: True clips w* of a replayed token as w of a fresh one, with its dual clip, instead of shaping it
-    divisors: where rows are added to groups (`StoredGroup`), fresh and added rows each have the divisor above, 'apart',
-        of K and of K_off rows a group or of their own tokens, and the loss is the sum of the two (RePO's paper); or one
-        'together', of the rows or tokens there are (RePO's code), of a batch's optimiser steps the mean
+    divisors: of rows that are added to groups (`AddedRows`): 'apart', they and the fresh rows have one each, of K_off and
+        K rows a group or of their tokens, and the loss is the sum (RePO's paper); 'together', one of all there are
     response_length: L of 'constant', in tokens
     entropy_coef: weight of the mean entropy over all response tokens of the step, subtracted; per nat
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with

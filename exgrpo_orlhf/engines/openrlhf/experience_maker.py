@@ -49,7 +49,8 @@ def as_experience(
     experiences = []
     for members in batch.rows:
         experiences += [_experience(str(i), *row) for i, row in itertools.islice(numbered, len(members))]
-        experiences += [_experience("", *_FILLER, None, of_filler) for _ in range(batch.places - len(members))]
+        empty = batch.group_size + batch.added_size - len(members)
+        experiences += [_experience("", *_FILLER, None, of_filler) for _ in range(empty)]
     mixed = torch.tensor([float(any(row.trajectory is not None for row in batch.flat_rows()))])
     for experience in experiences:
         experience.info["mixed"] = mixed
