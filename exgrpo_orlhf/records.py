@@ -122,6 +122,7 @@ class Trajectory:
     step: the policy version of behaviour_logprobs: t is the policy before the update of step t
     actions, seed: of an episode, as a `Rollout` has them; None: all tokens, A = T
     parts: as its `Grade` had them; correct: whether it is a success
+    advantage: that it had in its own group, where it is kept (`replay.stored_rows`)
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -134,6 +135,7 @@ class Trajectory:
     seed: int | None = None
     parts: tuple[tuple[str, float], ...] = ()
     correct: bool = True
+    advantage: float | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.dtype != np.int32 or self.behaviour_logprobs.dtype != np.float32:
@@ -263,15 +265,7 @@ class CompletedGroup(NamedTuple):
     @property
     def rewards(self) -> list[float]:
         """Of the rows that could be graded. Raises ValueError before grading."""
-        return [reward for reward in self.all_rewards() if reward is not None]
-
-    def all_rewards(self) -> list[float | None]:
-        """Of each row; None where it could not be graded. Raises ValueError before grading."""
-        return [row.reward for row in self.rows]
-
-    def lengths(self) -> list[int]:
-        """Of each row, the tokens that the policy sampled."""
-        return [row.length for row in self.rows]
+        return [row.reward for row in self.rows if row.reward is not None]
 
 
 @dataclass(frozen=True)
@@ -281,6 +275,7 @@ class Row:
     advantage: 0 where the row could not be graded, or its group has no signal
     in_loss: False for a row that could not be graded: no token of it enters the loss, but it counts as a row
     prompt: its token ids (P,), as an engine encodes it; empty in a batch that no engine has trained on
+    weight: of its loss, beside 1 of another row (`objective.divisors`)
     trajectory: the stored trajectory, or None for a fresh rollout
     length: A, the number of tokens that the policy sampled: what the loss and its normaliser count
     """
@@ -290,6 +285,7 @@ class Row:
     advantage: float
     in_loss: bool
     prompt: Sequence[int] = field(default=(), repr=False, compare=False)
+    weight: float = field(default=1.0, repr=False, compare=False)
     trajectory: Trajectory | None = field(init=False, repr=False, compare=False)
     length: int = field(init=False, repr=False, compare=False)
 
@@ -323,11 +319,13 @@ class MixedBatch:
     """Groups of K rows or, around a stored trajectory, fewer (`RolloutGroup.with_stored`).
 
     group_size: K, what a group counts in the loss's normaliser, whatever it holds
+    added_size: stored rows that may follow the K of each group (`replay.stored_group`)
     """
 
     groups: list[RolloutGroup]
     rows: list[list[Row]]
     group_size: int
+    added_size: int = 0
 
     @classmethod
     def of(

@@ -64,7 +64,7 @@ class LossTerms(NamedTuple):
     policy: its loss, not yet weighted
     truncated: whether w is above the largest weight
     flat: whether it no longer learns: a fresh token because of the clip, a replayed one because its shaped weight is
-        saturated
+        saturated or it is clipped
     """
 
     log_w: Tensor
@@ -116,6 +116,9 @@ class MixedPolicyLoss:
                      `Beside.rollouts`, were not sampled (Dr. GRPO)
         'tokens'     all response tokens
         'sequences'  each row by its own length, then by the same rows (GRPO)
+    clips_replayed: True clips w* of a replayed token as w of a fresh one, with its dual clip, instead of shaping it
+    divisors: of rows that are added to groups (`AddedRows`): 'apart', they and the fresh rows have one each, of K_off
+        and K rows a group or of their tokens, and the loss is the sum (RePO's paper); 'together', one of all there are
     response_length: L of 'constant', in tokens
     entropy_coef: weight of the mean entropy over all response tokens of the step, subtracted; per nat
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with
@@ -136,6 +139,8 @@ class MixedPolicyLoss:
         None
     )
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
+    clips_replayed: bool = False
+    divisors: Literal["apart", "together"] = "apart"
     response_length: Count = 8192
     entropy_coef: NotNegative = 0.0
     kl_coef: NotNegative = 0.0
@@ -156,6 +161,13 @@ class MixedPolicyLoss:
             self.dual_clip is None or (self.clip_high is not None and self.dual_clip >= 1 + self.clip_high),
             "MixedPolicyLoss.dual_clip must be at least 1 + MixedPolicyLoss.clip_high, which must be a number; got "
             f"{self.dual_clip!r} and {self.clip_high!r}",
+        )
+        require(
+            not self.clips_replayed
+            or (self.clip_low is not None and self.clips_mixed and self.importance_weights and not self.shaping),
+            "MixedPolicyLoss.clips_replayed needs MixedPolicyLoss.clip_low and clip_high, clips_mixed = True, "
+            f"importance_weights = True and shaping = False; got {self.clip_low!r}, {self.clips_mixed}, "
+            f"{self.importance_weights} and {self.shaping}",
         )
 
     def row_weights(self, lengths: Tensor, rows: float | None = None, tokens: float | None = None) -> Tensor:
@@ -221,11 +233,17 @@ class MixedPolicyLoss:
             sums = log_w.new_zeros(len(lengths)).index_add(0, batch.row_of, log_w)
             log_w = (sums / lengths.clamp(min=1))[batch.row_of]
         log_w, truncated = _bounded(log_w, self.max_fresh_weight)
-        log_w = torch.where(advantages == 0, 0, log_w)  # w·A is 0 then, and not inf · 0
         clip = self.clip(batch.mixed)
         if clip is None:
+            log_w = torch.where(advantages == 0, 0, log_w)  # w·A is 0 then, and not inf · 0
             return -torch.exp(log_w) * advantages, truncated, torch.zeros_like(truncated)
+        policy, flat = self._clipped(log_w, advantages, clip)
+        return policy, truncated, flat
+
+    def _clipped(self, log_w: Tensor, advantages: Tensor, clip: tuple[float, float]) -> tuple[Tensor, Tensor]:
+        """`LossTerms.policy` and `.flat` of PPO's clip."""
         low, high = clip
+        log_w = torch.where(advantages == 0, 0, log_w)
         # Above the clip (of A < 0: the dual clip) a token is a constant. It is made one before exp: the branch that
         # `minimum` leaves would overflow and turn the gradient's 0 into 0 · inf.
         upper = math.log1p(high)  # a number, not a tensor: no copy from the host to the device
@@ -238,7 +256,7 @@ class MixedPolicyLoss:
         w = torch.exp(log_w)
         clipped = torch.clamp(w, 1 - low, 1 + high)
         flat = flat | ((advantages < 0) & (w < 1 - low))
-        return -torch.minimum(w * advantages, clipped * advantages), truncated, flat
+        return -torch.minimum(w * advantages, clipped * advantages), flat
 
     def _replayed(self, log_w: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
         """The same of replayed tokens."""
@@ -246,6 +264,10 @@ class MixedPolicyLoss:
             logprobs = torch.where(batch.in_loss, batch.logprobs, 0)
             log_w = logprobs - logprobs.detach()
         log_w, truncated = _bounded(log_w, self.max_weight)
+        clip = self.clip(mixed=True) if self.clips_replayed else None
+        if clip is not None:
+            policy, flat = self._clipped(log_w, batch.advantages, clip)
+            return policy, truncated, flat
         if not self.shaping:
             weight = torch.exp(torch.where(batch.advantages == 0, 0, log_w))
             return -weight * batch.advantages, truncated, torch.zeros_like(truncated)

@@ -179,6 +179,8 @@ def _schedule(experiment: Experiment) -> None:
     updates = optimizer.steps_per_batch * optimizer.passes_per_batch
     longest = estimates.longest_sequence(experiment)
     print(f"batch       {s.questions_per_step} questions × {s.group_size} rows of at most {longest:,} tokens", end="; ")
+    if added := mixer.injection.added_rows:
+        print(f"up to {added.rows} stored rows are added to each: {added!r}", end="; ")
     print(f"{updates} optimiser step{'s' if updates > 1 else ''}")
     evaluations = f"validation every {s.eval_every}" if s.eval_every and experiment.validation else "no validation"
     print(f"steps       {s.steps:,}; {evaluations}; a checkpoint every {s.save_every}, {s.keep} of them kept")
@@ -187,6 +189,7 @@ def _schedule(experiment: Experiment) -> None:
     share += f", to ρ = {float(rho_end):g} in {mixer.share.rho_steps} steps" if rho_end != rho else ""
     start = "the first step" if at is None else f"the step after a batch whose Pass@1 exceeds {float(at):g}"
     kinds = [share] * (mixer.share.largest > 0) + ["late injection"] * (mixer.injection.late_injection is not None)
+    kinds += ["added rows"] * (mixer.injection.added_rows is not None)
     print(f"replay      {' and '.join(kinds)}, from {start}" if kinds else "replay      none")
     if kinds and (prefix := mixer.injection.prefix):
         whose = prefix.of.replace("both", "successes and failures")

@@ -147,12 +147,17 @@ class Injection:
         """The `Prefix`, where planned groups continue a stored response instead of having it as a row; else None."""
         return None
 
+    @property
+    def added_rows(self) -> Any:
+        """The `AddedRows`, where stored rows are added to whole groups of fresh rollouts; else None."""
+        return None
+
     def candidates(self, buffer: ReplayBuffer) -> Mapping[Fraction, IndexedSet]:
         """What questions are drawn from for replay, by accuracy."""
         return buffer.candidates
 
     def stored_of(self, question_id: str, buffer: ReplayBuffer) -> list[Trajectory]:
-        """Of a candidate: what may enter its group, oldest first."""
+        """Of a candidate: what may enter its group, oldest first; nothing where none is chosen beforehand."""
         return buffer.trajectories(question_id)
 
     @property

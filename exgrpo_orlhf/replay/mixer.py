@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..checks import Count, Share, ShareBelowOne, check_settings, reference, require
-from ..records import CompletedGroup, MixedBatch, Question, RolloutGroup, Trajectory
+from ..records import CompletedGroup, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
 from .difficulty import DifficultyBuckets, as_fraction
 from .injection import Beside, Choice, Injection
@@ -104,10 +104,10 @@ class ReplayMixer:
         fresh rollouts) exceeds this; None: from the first step. The batch that triggers the start is the first whose
         accuracies, trajectories and retirements are recorded (paper)
     injection: how a stored trajectory enters a group: `@Beside()` (the paper), `@InPlace()`, `@UnlessSolved()`,
-        `@LateInjection()`, which plans no question for replay: ρ is 0 then; or `@Prefix()`: its first tokens are
-        continued
-    store_rule: which fresh rollouts are stored: `@Successes()` (the paper), `@OneSuccess()`, `@AboveMean()` or
-        `@AllFinished()`
+        `@LateInjection()`, which plans no question for replay: ρ is 0 then; `@Prefix()`: its first tokens are
+        continued; `@StoredGroup()`: several are a second group; or `@StoredRows()`: those of any question are added
+    store_rule: which fresh rollouts are stored: `@Successes()` (the paper), `@OneSuccess()`, `@AboveMean()`,
+        `@AllFinished()` or `@WithSignal()`
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
         (`Work.experience`) is replayed as it is
     """
@@ -145,6 +145,8 @@ class ReplayMixer:
             f"ReplayMixer.rho_end 0 or None, got {self.rho!r} and {self.rho_end!r}; @UnlessSolved() with "
             "UnlessSolved.late = @LateInjection() does both",
         )
+        added = self.injection.added_rows
+        self.places: int = self.group_size + (added.rows if added else 0)  # of a group, for rows
         require(
             self.sampler.unit == "accuracy" or self.sampler.mu <= self.group_size,
             f"QuestionSampler.mu must lie in [0, K] = [0, {self.group_size}] successes, got {self.sampler.mu!r}",
@@ -152,8 +154,9 @@ class ReplayMixer:
 
     @property
     def replays(self) -> bool:
-        """Whether anything is ever replayed; late injection plans no question for it."""
-        return self.share.largest > 0 or self.injection.late_injection is not None
+        """Whether anything is ever replayed; for late injection and added rows no question need be planned."""
+        injection = self.injection
+        return self.share.largest > 0 or injection.late_injection is not None or injection.added_rows is not None
 
     @property
     def collecting(self) -> bool:
@@ -183,6 +186,8 @@ class ReplayMixer:
             "False; it must be None",
         )
         self.store_rule.check(buffer, injection)
+        if injection.added_rows:
+            injection.added_rows.check(buffer, self.store_rule.stores_failures)
 
     def plan(self, fresh: FreshSource, buffer: ReplayBuffer, step: int, fills_batch: bool = False) -> Plan:
         """The step's questions, none twice: replayed ones first, then only as many fresh ones as are still needed.
@@ -203,7 +208,8 @@ class ReplayMixer:
         fresh_questions = revisited + fresh.draw(fresh_count - len(revisited), batch_ids, retired, step)
         if fills_batch and (missing := fresh_count - len(fresh_questions)):
             fresh_questions += fresh.draw(missing, batch_ids | {question.id for question in fresh_questions}, (), step)
-        stored = {question: self.injection.stored_of(question.id, buffer) for question in replayed}
+        options = {question: self.injection.stored_of(question.id, buffer) for question in replayed}
+        stored = {question: several for question, several in options.items() if several}
         return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.rollouts_per_replayed)
 
     def with_given(
@@ -265,27 +271,47 @@ class ReplayMixer:
         penalty: Callable[[int], float] | None = None,
         weights: Mapping[str, float] = {},
         encode: Callable[[Question], Sequence[int]] = lambda question: (),
+        stored_rows: Sequence[Sequence[tuple[Question, Trajectory]]] = (),
     ) -> MixedBatch:
         """Compute advantages over the rows that are trained on. A stored success keeps its stored reward: it is never
         graded again. penalty: of a response's length in tokens, added to its reward here alone, of a fresh row and of a
         stored one. weights: by name, of several rewards of which each has its own advantages. encode: the token ids of
-        a question's prompt. Raises ValueError if a group is not graded."""
-        rewards = np.zeros((len(groups), self.group_size))
-        gradable = np.zeros((len(groups), self.group_size), dtype=bool)
-        parts = np.full((len(weights), *rewards.shape), np.nan)
-        for g, completed in enumerate(groups):
-            lengths = [completed.group.given + length for length in completed.lengths()] if penalty else []
-            for i, reward in enumerate(completed.all_rewards()):
-                if reward is None:
-                    continue
-                rewards[g, i], gradable[g, i] = reward + (penalty(lengths[i]) if penalty else 0.0), True
-                if weights:
-                    of_row = dict(completed.rows[i].parts)
-                    parts[:, g, i] = [of_row.get(name, np.nan) for name in weights]
-        several = [*weights.values()]
-        values = advantages.of_several(parts, several) if several else advantages(rewards, gradable)
+        a question's prompt. stored_rows: of each group, those that are added (`draw`).
+        Raises ValueError if a group is not graded."""
+
+        def relative(members: Sequence[tuple[int, Sequence[Rollout | Trajectory]]], size: int) -> Any:
+            """Of groups of rows, each by itself. members: given tokens and rows of each; size: rows at most"""
+            rewards, gradable = np.zeros((len(members), size)), np.zeros((len(members), size), dtype=bool)
+            parts = np.full((len(weights), *rewards.shape), np.nan)
+            for g, (given, rows) in enumerate(members):
+                for i, row in enumerate(rows):
+                    if row.reward is None:
+                        continue
+                    rewards[g, i] = row.reward + (penalty(given + row.length) if penalty else 0.0)
+                    gradable[g, i] = True
+                    if weights:
+                        of_row = dict(row.parts)
+                        parts[:, g, i] = [of_row.get(name, np.nan) for name in weights]
+            several = [*weights.values()]
+            return advantages.of_several(parts, several) if several else advantages(rewards, gradable)
+
+        values = relative([(completed.group.given, completed.rows) for completed in groups], self.group_size)
         prompts = [encode(completed.group.question) for completed in groups]
-        return MixedBatch.of(groups, values, self.group_size, prompts)
+        batch = MixedBatch.of(groups, values, self.group_size, prompts)
+        if (added := self.injection.added_rows) is None:
+            return batch
+        of_stored = lambda members, size: relative([(0, rows) for rows in members], size)
+        joined: MixedBatch = added.joined(batch, stored_rows, of_stored, encode)
+        return joined
+
+    def draw(
+        self, groups: Sequence[CompletedGroup], buffer: ReplayBuffer, fresh: FreshSource, step: int
+    ) -> list[list[tuple[Question, Trajectory]]]:
+        """Of each group of a batch, the stored rows that are added to it, once replay has started."""
+        if (added := self.injection.added_rows) is None or not self.share.started:
+            return [[] for _ in groups]
+        drawn = added.draw([completed.group for completed in groups], buffer, step, self.rng)
+        return [[(fresh.question(question_id), trajectory) for question_id, trajectory in rows] for rows in drawn]
 
     def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """As `Injection.late_stored`, once replay has started."""
@@ -293,7 +319,8 @@ class ReplayMixer:
 
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
         """As `StoreRule.experience`, while experience is recorded."""
-        return self.store_rule.experience(batch, logprobs, step) if self.collecting else []
+        keeps = self.injection.added_rows is not None and self.injection.added_rows.keeps_advantages
+        return self.store_rule.experience(batch, logprobs, step, keeps) if self.collecting else []
 
     def failures(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
         """What `ReplayBuffer.failed` stores of a step, while experience is recorded."""

@@ -191,15 +191,16 @@ class DynamicSampling:
 
     def masked(self, batch: MixedBatch) -> MixedBatch:
         """The batch with the groups outside the range out of the loss, where `masks` is set. With max_rounds > 0, a
-        group whose rewards are equal has no advantage, of the length penalty neither."""
+        group whose rewards are equal has no advantage, of the length penalty neither. Added rows stay as they are."""
         if not (self.masks or self.max_rounds):
             return batch
         groups = []
-        for rows in batch.rows:
+        for all_rows in batch.rows:
+            rows, added = all_rows[: batch.group_size], all_rows[batch.group_size :]
             rewards = [row.response.reward for row in rows if row.response.reward is not None]
             if are_equal(rewards) if self.max_rounds else not self.in_range(rewards):
                 rows = [replace(row, advantage=0.0, in_loss=row.in_loss and not self.masks) for row in rows]
-            groups.append(rows)
+            groups.append([*rows, *added])
         return replace(batch, rows=groups)
 
     def in_range(self, rewards: Sequence[float]) -> bool:

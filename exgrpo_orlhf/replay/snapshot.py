@@ -5,7 +5,7 @@
                           spread_denominator, observed_step, streak, retired_step
     trajectories.parquet  one row a trajectory: question_id, token_ids, behaviour_logprobs, reward, step, finish, sound,
                           actions, seed, sequence; with several rewards (Verifier.rewards) also parts, JSON; where there
-                          are failures also correct
+                          are failures also correct; where advantages are kept also advantage
     failed/               of failures, where they are kept: another snapshot
 
 pandas, DuckDB or Polars open the tables. The manifest is written last: what a save that was cut short leaves behind has
@@ -14,6 +14,7 @@ none and is refused. In a checkpoint, the checkpoint's own manifest seals the sn
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -64,7 +65,9 @@ _FIELDS = _TRAJECTORIES.names[1:]  # of a Trajectory
 _SEQUENCE = pa.field("sequence", pa.int64())  # place in the order of storing
 _PARTS = pa.field("parts", pa.string())
 _CORRECT = pa.field("correct", pa.bool_())
-_MORE = (), (_PARTS,), (_CORRECT,), (_PARTS, _CORRECT)  # columns, where they are needed
+_ADVANTAGE = pa.field("advantage", pa.float64())
+_OPTIONAL = _PARTS, _CORRECT, _ADVANTAGE  # columns, where they are needed
+_MORE = [columns for n in range(4) for columns in itertools.combinations(_OPTIONAL, n)]
 
 
 class SnapshotError(ValueError):
@@ -209,9 +212,9 @@ def _question_rows(buffer: ReplayBuffer, order: list[str]) -> Iterator[dict[str,
 
 def trajectory_schema(trajectories: Iterable[Trajectory]) -> pa.Schema:
     """Of a table of trajectories with their questions' ids."""
-    several = [(bool(trajectory.parts), not trajectory.correct) for trajectory in trajectories]
-    with_parts, with_failures = (any(has) for has in zip(*several, strict=True)) if several else (False, False)
-    return pa.schema([*_TRAJECTORIES, *[_PARTS] * with_parts, *[_CORRECT] * with_failures])
+    several = [(bool(one.parts), not one.correct, one.advantage is not None) for one in trajectories]
+    needed = [any(has) for has in zip(*several, strict=True)]
+    return pa.schema([*_TRAJECTORIES, *itertools.compress(_OPTIONAL, needed)])
 
 
 def row_of(question_id: str, one: Trajectory) -> dict[str, Any]:
@@ -221,13 +224,15 @@ def row_of(question_id: str, one: Trajectory) -> dict[str, Any]:
         **{name: getattr(one, name) for name in _FIELDS},
         "parts": json.dumps(one.parts),
         "correct": one.correct,
+        "advantage": one.advantage,
     }
 
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
     """What `row_of` was made of."""
     parts = tuple((name, value) for name, value in json.loads(row.get("parts", "[]")))
-    return Trajectory(**{name: row[name] for name in _FIELDS}, parts=parts, correct=row.get("correct", True))
+    more = {"correct": row.get("correct", True), "advantage": row.get("advantage")}
+    return Trajectory(**{name: row[name] for name in _FIELDS}, parts=parts, **more)
 
 
 def write_table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema, path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..checks import PositiveShare, check_settings, require
 from ..records import MixedBatch, Rollout, RolloutGroup, Trajectory
+from ..rounding import are_equal
 from .buffer import ReplayBuffer
 from .difficulty import as_fraction, is_above_mean
 from .injection import Injection
@@ -45,13 +46,15 @@ class StoreRule:
     def check(self, buffer: ReplayBuffer, injection: Injection) -> None:
         """Raises ValueError for a buffer or an injection that cannot obey what is stored."""
 
-    def experience(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
+    def experience(
+        self, batch: MixedBatch, logprobs: Sequence[Floats], step: int, keeps_advantages: bool = False
+    ) -> list[tuple[str, Trajectory]]:
         """The step's new experience: finished fresh rollouts with the log-probs measured in this step.
 
         logprobs: of the policies that sampled them, per row of the flattened batch, float32 (A,)
         Raises ValueError for another number of log-probs than rows.
         """
-        return finished(batch, logprobs, step, self.stores, self.admits)
+        return finished(batch, logprobs, step, self.stores, self.admits, keeps_advantages)
 
 
 def finished(
@@ -60,6 +63,7 @@ def finished(
     step: int,
     stores: Callable[[Rollout, RolloutGroup], bool],
     admits: Callable[[RolloutGroup], bool] = lambda group: True,
+    keeps_advantages: bool = False,
 ) -> list[tuple[str, Trajectory]]:
     """A step's finished rollouts that are stored, of groups that are admitted, as `StoreRule.experience` returns them.
     Of a continued group none is: its policy did not begin the response."""
@@ -84,6 +88,7 @@ def finished(
             rollout.seed,
             grade.parts,
             grade.correct,
+            row.advantage if keeps_advantages else None,
         )
         experience.append((row.question.id, trajectory))
     return experience
@@ -157,3 +162,11 @@ class AllFinished(StoreRule):
             "many, and neither .counts_stored, which takes what is stored for a success, nor .difficulty = "
             "'reward_spread', by which only what is above the mean stays",
         )
+
+
+@dataclass(frozen=True, repr=False)
+class WithSignal(AllFinished):
+    """All that finished of groups whose rewards differ is stored (Advantage-PER, arXiv 2606.04560)."""
+
+    def admits(self, group: RolloutGroup) -> bool:
+        return not are_equal(group.rewards)

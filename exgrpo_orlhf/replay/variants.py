@@ -2,10 +2,13 @@
 
 from .injection import Beside, InPlace, LateInjection, UnlessSolved
 from .prefix import AdaptiveShare, FixedShare, Prefix, UniformShare
-from .store_rule import AboveMean, AllFinished, OneSuccess, Successes
+from .store_rule import AboveMean, AllFinished, OneSuccess, Successes, WithSignal
+from .stored_group import StoredGroup
+from .stored_rows import StoredRows
 
 VARIANTS: tuple[type, ...] = (  # what another one has as its default before it
     *(Beside, InPlace, UnlessSolved, LateInjection),
     *(FixedShare, UniformShare, AdaptiveShare, Prefix),
-    *(Successes, OneSuccess, AboveMean, AllFinished),
+    *(StoredGroup, StoredRows),
+    *(Successes, OneSuccess, AboveMean, AllFinished, WithSignal),
 )

@@ -116,7 +116,7 @@ def generated_ahead(engine: TorchEngine, batch: MixedBatch) -> MixedBatch:
         groups.append(replace(group, rollouts=tuple(sampled)))
         responses = [*sampled, *(row.response for row in members[len(sampled) :])]
         rows.append([replace(row, response=response) for row, response in zip(members, responses, strict=True)])
-    return MixedBatch(groups, rows, batch.group_size)
+    return replace(batch, groups=groups, rows=rows)
 
 
 def plain(experiment: Experiment, model: Path, batch: MixedBatch, dtype: Literal["float32", "bfloat16"]) -> Gradients:

@@ -185,7 +185,7 @@ def _batch(as_bound: Experiment, layout: OpenRLHF) -> list[str]:
         if flag in flags:
             more_flags[flag] = MICRO_BATCH_TOKENS
     # The smallest batch that the ranks divide, with several micro-batches on each of them.
-    unit = divisible_questions(as_bound)
+    unit = divisible_questions(as_bound, as_bound.settings.group_size)  # by the paper's algorithm, without added rows
     per_rank = max(ROWS, 3 * int(flags.get("train.micro_batch_size", 1)))
     fewest = per_rank * ranks_of(flags) * as_bound.optimizer.steps_per_batch
     count = -(-fewest // (unit * as_bound.settings.group_size)) * unit

@@ -127,7 +127,7 @@ def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) ->
     history.buckets.append({**row["buckets"], "retired": row["retired_in_all"]})
     first = len(history.replays["step"])
     replay_of = {question_id: first + i for i, question_id in enumerate(replays.get("id", ()))}
-    history.replays["step"] += [step] * len(replay_of)
+    history.replays["step"] += [step] * len(replays.get("id", ()))
     for name in REPLAY:
         history.replays[name] += replays.get(name, ())
     history.entropies.append([entropy for entropy in table.get("entropy", ()) if entropy is not None])

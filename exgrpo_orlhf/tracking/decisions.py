@@ -117,7 +117,7 @@ def decisions(step: StepRecord) -> dict[str, Any]:
         grades = [rollout.grade for rollout in group.rollouts if rollout.grade is not None and rollout.grade.correct]
         fresh = [step.entropies[i] for i, row in rows if row.trajectory is None]
         again = [i for i, row in rows if row.trajectory is not None]
-        kind = _kind(group, bool(again))
+        kind = _kind(group, rows)
         questions.append(
             {
                 "id": group.question.id[:ID],
@@ -136,7 +136,7 @@ def decisions(step: StepRecord) -> dict[str, Any]:
         if spreads := step.changes.spreads:
             spread = spreads.get(group.question.id)  # None: too few of its rollouts could be graded
             questions[-1]["spread"] = None if spread is None else round(spread, 4)
-        replays += [_replay(step, group.question.id, i) for i in again]
+        replays += [_replay(step, rows, i) for i in again]
     return {
         "step": step.step,
         "questions": _columns(questions),
@@ -149,20 +149,30 @@ def decisions(step: StepRecord) -> dict[str, Any]:
     }
 
 
-def _kind(group: RolloutGroup, has_stored: bool) -> str:
+def _kind(group: RolloutGroup, rows: Sequence[tuple[int, Row]]) -> str:
     if group.given:
         return "continued"
+    has_stored = any(row.trajectory is not None and row.question.id == group.question.id for _, row in rows)
     return "replayed" if group.planned_replay else "injected" if has_stored else "fresh"
 
 
-def _replay(step: StepRecord, question_id: str, i: int) -> dict[str, Any]:
-    """What the log says of a stored row. i: its position in the flattened batch"""
-    choice = step.choices[question_id]
+def _choice(step: StepRecord, rows: Sequence[tuple[int, Row]], row: Row) -> Choice:
+    """What a stored row was chosen from; of added rows, those of its question. rows: of its group"""
+    if (choice := step.choices.get(row.question.id)) is not None:
+        return choice
+    stored = [one.trajectory for _, one in rows if one.trajectory and one.question.id == row.question.id]
+    return Choice(stored, (), next(n for n, one in enumerate(stored) if one is row.trajectory))
+
+
+def _replay(step: StepRecord, rows: Sequence[tuple[int, Row]], i: int) -> dict[str, Any]:
+    """What the log says of a stored row. rows: of its group; i: its position in the flattened batch"""
+    row = dict(rows)[i]
+    choice = _choice(step, rows, row)
     chosen = choice.trajectory
     others = [result.entropy for n, result in enumerate(choice.measured) if n != choice.place]
     log_weights = step.policy[i].astype(np.float64) - step.behaviour[i]
     return {
-        "id": question_id[:ID],
+        "id": row.question.id[:ID],
         "trajectory": chosen.key.hex()[:ID],
         "of": len(choice.stored),
         "place": choice.place,
@@ -217,23 +227,24 @@ def _texts(step: StepRecord, group: RolloutGroup, rows: list[tuple[int, Row]], d
                 **_response(rollout, now, decode),
             }
         )
-    at = next((i for i, row in rows if row.trajectory is not None), None)
-    if at is not None:
-        stored, measured, place = step.choices[question.id]
+    own = [(i, row) for i, row in rows if row.trajectory is not None and row.question.id == question.id]
+    if own:
+        stored, measured, place = _choice(step, rows, own[0][1])
+        positions = {id(row.trajectory): i for i, row in own}  # of those that are trained on
         chosen_first = sorted(range(len(stored)), key=lambda n: n != place)
         for n in sorted(chosen_first[:RESPONSES]):
             entry = stored[n]
             values: dict[str, Any] = {"then": entry.behaviour_logprobs}
-            if n == place:
+            if (at := positions.get(id(entry))) is not None:
                 values |= {"entropy": round(float(step.entropies[at]), 4), "now": step.policy[at]}
             elif measured:
                 values |= {"entropy": round(measured[n].entropy, 4), "now": measured[n].logprobs}
-            about = {"chosen": n == place, "age": step.step - entry.step, "trajectory": entry.key.hex()[:ID]}
+            about = {"chosen": at is not None, "age": step.step - entry.step, "trajectory": entry.key.hex()[:ID]}
             about = {"sound": entry.sound, **_graded(entry, entry.correct), **about}
             responses.append({"kind": "stored", **about, **_response(entry, values, decode)})
     return {
         "id": question.id[:ID],
-        "as": _kind(group, at is not None),
+        "as": _kind(group, rows),
         "prompt": prompt[:PROMPT],
         "answer": question.answer_text[:PROMPT],
         "responses": responses,

@@ -131,8 +131,8 @@ def load(folder: Path, question: Callable[[str], Question], step: int, rollouts_
     planned: dict[bool, list[Question]] = {True: [], False: []}
     for group in groups.values():
         planned[group.planned_replay].append(group.question)
-    replayed: dict[Question, list[Trajectory]] = {asked: [] for asked in planned[True]}
+    replayed: dict[Question, list[Trajectory]] = {}
     for row in snapshot.read_rows(pq.read_table(folder / "candidates.parquet")):
-        replayed[groups[row["question_id"]].question].append(snapshot.trajectory_of(row))
+        replayed.setdefault(groups[row["question_id"]].question, []).append(snapshot.trajectory_of(row))
     plan = Plan(step, planned[False], planned[True], replayed, rollouts_per_replayed=rollouts_per_replayed)
     return BatchAhead(plan, list(groups.values()))

@@ -72,6 +72,8 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
         ends = {prompts.tokenizer.eos_token_id, *prompts.turn_ends()}
         for trajectory in stored if experiment.environment.path is None else ():
             prefix.check_stored(trajectory, experiment.sampling.max_response_tokens, ends, str(path))
+    if added := experiment.mixer.injection.added_rows:
+        added.check_stored(stored, str(path))
     if not experiment.mixer.collects and not buffer.n_candidates:
         raise ValueError(
             f"{path}: there is nothing to replay in it, and with ReplayMixer.collects = False there never will be "

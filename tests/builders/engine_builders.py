@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from exgrpo_orlhf.engines.local import LocalParts, TorchEngine
 from exgrpo_orlhf.io.weights import save as save_model
 from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.objective.divisors import weighted
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.records import MixedBatch, Question, Rollout, Row, Trajectory
 from exgrpo_orlhf.replay import Plan
@@ -121,7 +122,29 @@ def as_episodes(batch: MixedBatch) -> MixedBatch:
     ]
     fresh = [tuple(row.response for row in members if row.trajectory is None) for members in rows]
     groups = [replace(group, rollouts=own) for group, own in zip(batch.groups, fresh, strict=True)]
-    return MixedBatch(groups, rows, batch.group_size)
+    return replace(batch, groups=groups, rows=rows)
+
+
+ADDED = 4  # stored rows of a group, at most
+ADDING = (  # bindings of a run that adds them
+    "ReplayMixer.injection = @StoredGroup()", f"StoredGroup.rows = {ADDED}", "StoredGroup.least = 2",
+    "ReplayMixer.store_rule = @AllFinished()", "ReplayBuffer.per_question = 8", "MixedPolicyLoss.shaping = False",
+    "MixedPolicyLoss.clips_replayed = True", "RetirementPolicy.at_accuracy = None",
+)  # fmt: skip
+
+
+def with_added(batch: MixedBatch, loss: MixedPolicyLoss) -> MixedBatch:
+    """The batch with up to ADDED stored rows behind the fresh ones of each group, with made-up advantages. They are
+    instead of those that stand in a group; the first group has none."""
+    rng, rows = np.random.default_rng(3), []
+    for g, (group, members) in enumerate(zip(batch.groups, batch.rows, strict=True)):
+        fresh = [row for row in members if row.trajectory is None]
+        stored = [trajectory(rng, int(n)) for n in rng.integers(2, 20, min(g, ADDED))]
+        values = rng.normal(size=len(stored))
+        # The first is of another question: single stored rows may be.
+        asked = [batch.groups[g - 1].question, *[group.question] * ADDED]
+        rows.append([*fresh, *(Row(q, t, float(a), True) for q, t, a in zip(asked, stored, values, strict=False))])
+    return weighted(replace(batch, rows=rows, added_size=ADDED), loss)
 
 
 def behaviour_of(model, engine: TorchEngine, batch: MixedBatch) -> list[torch.Tensor]:

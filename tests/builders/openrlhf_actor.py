@@ -127,7 +127,7 @@ def fill(actor: Any, batch: MixedBatch, ranks: int = 1, number: int = 0, referen
     """
     rows = experience_of(actor, batch)
     steps = len(rows) // actor.strategy.args.train.batch_size
-    order = deal([int(row.total_length) for row in rows], batch.group_size, steps, ranks)
+    order = deal([int(row.total_length) for row in rows], batch.group_size + batch.added_size, steps, ranks)
     append(actor, [rows[i] for i in order], ranks, number, reference)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from engine_builders import K, as_episodes, make_engine, mixed_batch, move_adapter
+from engine_builders import ADDING, as_episodes, make_engine, mixed_batch, move_adapter, with_added
 from run_builders import free_port
 
 from exgrpo_orlhf.engines.local import TorchEngine
@@ -51,7 +51,7 @@ def batch_of(engine: TorchEngine, ahead: bool = False, episodes: bool = False) -
         rollouts[k] = replace(rollouts[k], grade=Grade("timeout", None))
         groups[g] = replace(groups[g], rollouts=tuple(rollouts))
         rows[g][k] = replace(rows[g][k], advantage=0.0, in_loss=False)
-    return MixedBatch(groups, rows, K)
+    return replace(batch, groups=groups, rows=rows)
 
 
 def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
@@ -64,8 +64,10 @@ def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
     else:
         engine = make_engine(reference, weights_path=model, reference=True, optimizer=optimizer)
     batch = batch_of(make_engine(model), cell.get("ahead", False), cell.get("episodes", False))
+    loss = MixedPolicyLoss(response_length=RESPONSE, **cell["loss"])
+    batch = with_added(batch, loss) if cell.get("added") else batch
     gradients = recorded_gradients(engine)
-    engine.update(batch, MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]))
+    engine.update(batch, loss)
     return {"batch": batch, "gradients": gradients, "after": named(engine.model)}
 
 
@@ -122,6 +124,7 @@ def update(
         f"Optimizer.steps_per_batch = {cell['steps']}",
         *(f"MixedPolicyLoss.{name} = {value!r}" for name, value in cell["loss"].items()),
         f"train.generate_ahead = {cell.get('ahead', False)}",
+        *(ADDING if cell.get("added") else ()),
         loss=MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]),
         questions_per_step=GROUPS,
         rank=(number, ranks, port),
@@ -186,7 +189,7 @@ def main() -> None:
     folder = Path(out).with_suffix(".work")
     folder.mkdir()
     for cell in cells.values():
-        kind = " ".join(name for name in ("ahead", "lora", "episodes") if cell.get(name)) or "plain"
+        kind = " ".join(name for name in ("ahead", "lora", "episodes", "added") if cell.get(name)) or "plain"
         cell["plain"] = f"{kind}-{cell['steps']}-" + "-".join(f"{k}={v}" for k, v in cell["loss"].items())
         path = folder / f"{cell['plain']}.pt"
         if not path.exists():

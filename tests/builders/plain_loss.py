@@ -38,9 +38,10 @@ def token_term(loss: MixedPolicyLoss, row: PlainRow, t: int, mixed: bool = False
     w = math.exp(log_w) if log_w < 700 else math.inf
     if not advantage:
         return 0.0, 0.0
-    if not row.replayed:
-        if loss.max_fresh_weight is not None:  # a truncated weight keeps its gradient
-            w = min(w, loss.max_fresh_weight)
+    if not row.replayed or loss.clips_replayed:
+        largest = loss.max_weight if row.replayed else loss.max_fresh_weight
+        if largest is not None:  # a truncated weight keeps its gradient
+            w = min(w, largest)
         if loss.clip_low is None or (mixed and not loss.clips_mixed):
             return -w * advantage, -w * advantage
         if loss.dual_clip is not None and advantage < 0 and w > loss.dual_clip:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_builders import ADDING
 from eval_builders import byte_model
 from run_builders import ROOT, small_bindings
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -61,6 +62,9 @@ def scores(data_sources, solution_strs, ground_truths, extra_infos):
 
 
 FEW = ("train.steps = 2", "ModularChains.count = 8", "validation/ModularChains.count = 4", "Verifier.workers = 1")
+
+
+STORED_GROUP = (*ADDING, "ReplayMixer.rho = 0")
 
 
 def by_chance(folder: Path) -> list[str]:
@@ -245,6 +249,21 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             chain, *calculator, "ReplayMixer.injection = @Prefix()", "Prefix.share = @FixedShare()",
             "FixedShare.value = 0.9", "ReplayBuffer.replays_unsolved = True",
         ),
+        **{
+            f"stored group, {choice}": chains(*STORED_GROUP, f"StoredGroup.choice = {choice!r}", *more)
+            for choice, more in (
+                ("all", ("MixedPolicyLoss.divisors = 'together'", "ReplayBuffer.per_question = 4")),
+                ("best", ("ReplayMixer.rho = 0.5", "ReplayBuffer.replays_unsolved = True")),
+                ("spread", ("MixedPolicyLoss.normalizer = 'tokens'",)),
+            )
+        },
+        **{
+            f"stored rows, {by}": chains(
+                *STORED_GROUP, "ReplayMixer.injection = @StoredRows()", "ReplayMixer.store_rule = @WithSignal()",
+                "StoredRows.rows = 2", f"StoredRows.by = {by!r}", "MixedPolicyLoss.normalizer = 'tokens'",
+            )
+            for by in ("advantage", "reward")
+        },
         "steps": small(
             chain, "Verifier.kind = 'chain_steps'", "ReplayMixer.rho = 0", "ReplayMixer.injection = @LateInjection()",
             "MixedPolicyLoss.clips_mixed = False",
@@ -338,6 +357,11 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         f"{ON_OPENRLHF}continued": small(
             chain, *by_chance(folder), "ReplayMixer.injection = @Prefix()", "Prefix.share = @FixedShare()",
             "ReplayBuffer.replays_unsolved = True", "RetirementPolicy.at_accuracy = None", "Prefix.target = 0.9",
+        ),
+        f"{ON_OPENRLHF}stored group": small(chain, *by_chance(folder), *STORED_GROUP, "StoredGroup.choice = 'newest'"),
+        f"{ON_OPENRLHF}stored rows": small(
+            chain, *by_chance(folder), *STORED_GROUP, "ReplayMixer.injection = @StoredRows()",
+            "StoredRows.rows = 2", "ReplayMixer.store_rule = @WithSignal()",
         ),
         f"{ON_OPENRLHF}its environment's rewards": small(chain, *calculator, "Environment.reward = 'environment'"),
     }  # fmt: skip

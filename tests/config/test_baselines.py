@@ -15,8 +15,12 @@ from exgrpo_orlhf.training import initial_buffer
 
 FOLDER = ROOT / "gin" / "baselines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.gin"))
-REPLAYING = {"luffy", "remix", "repo_all", "repo_recent", "rlep", "prefix_sampling", "prefix_rl", "failure_prefix"}
+REPLAYING = {"luffy", "remix", "rlep", "prefix_sampling", "prefix_rl", "failure_prefix"}
 STEPS = 5
+REPO = [  # as the files say, for groups of 4 and questions that come in three of the five steps
+    *("ModularChains.count = 12", "StoredGroup.rows = 4", "StoredGroup.least = 4"),
+    *("ReplayBuffer.per_question = 4", "train.eval_every = 2"),
+]
 
 
 def test_the_table_has_every_baseline():
@@ -68,7 +72,14 @@ def brought(warm_model, tmp_path_factory) -> dict[str, list[str]]:
         "arpo": ["ModularChains.count = 8"],  # each question in every step
         "sft": supervised,
         "sft_rl": supervised,
+        **{name: REPO for name in NAMES if name.startswith("repo_")},
+        "advantage_per": ["StoredRows.first_step = 3"],
     }
+
+
+def sum_of_tokens(rows: list[dict]) -> float:
+    """Of the fresh rollouts, 8 groups of 4 in each step."""
+    return pytest.approx(sum(8 * 4 * row["rollout/response_tokens"] for row in rows))
 
 
 @pytest.mark.slow
@@ -95,8 +106,18 @@ def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_mod
     elif name == "remix":
         assert max(row["replay/age_max"] for row in rows) == 2
         assert all(row["replay/actual_share"] <= 3 / 8 for row in rows)
+    elif name.endswith("_per"):
+        first, rows_each = (3, 4) if name == "advantage_per" else (2, 8)
+        added = [row["replay/added_rows"] for row in rows]
+        assert not any(added[: first - 1])
+        stored = [row["replay/trajectories"] for row in rows]
+        assert added[first - 1 :] == [min(8 * rows_each, n) for n in stored[first - 2 : -1]]
+        assert all(row["replay/added_with_signal"] == 1 for row in rows[first:]) == (name == "advantage_per")
     elif name.startswith("repo"):
-        assert rows[-1]["replay/actual_share"] == min(0.5, rows[-2]["replay/candidates"] / 8)
+        assert rows[0]["replay/added_rows"] == 0, "what a step samples is not stored yet"
+        assert any(row["replay/added_whole"] > 0 and row["replay/age_mean"] > 0 for row in rows)
+        assert rows[-1]["replay/trajectories"] <= 4 * 12
+        assert all(row["cost/generated_tokens"] == sum_of_tokens(rows[: i + 1]) for i, row in enumerate(rows))
     assert any(row.get("replay/injected", 0) > 0 for row in rows) == (name == "arpo")
 
 

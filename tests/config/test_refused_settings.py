@@ -21,6 +21,8 @@ from exgrpo_orlhf.replay import (
 from exgrpo_orlhf.replay.injection import Beside, LateInjection, UnlessSolved
 from exgrpo_orlhf.replay.mixer import MixerParts
 from exgrpo_orlhf.replay.store_rule import Successes
+from exgrpo_orlhf.replay.stored_group import StoredGroup
+from exgrpo_orlhf.replay.stored_rows import StoredRows
 from exgrpo_orlhf.rewards import Verifier
 from exgrpo_orlhf.settings import LocalEngine, LoRA, Sampling
 from exgrpo_orlhf.testbed.modular_chains import Beliefs, ModularChains
@@ -92,6 +94,17 @@ REFUSED = {
     ],
     UnlessSolved: [(dict(late=Beside()), r"late takes LateInjection \| None, got @Beside\(\)")],
     LateInjection: [(dict(choice="oldest"), "choice must be one of 'newest', 'selected'; got 'oldest'")],
+    StoredGroup: [
+        (dict(rows=0), "rows must be at least 1, got 0"),
+        (dict(least=0), "least must be at least 1, got 0"),
+        (dict(choice="oldest"), "choice must be one of 'all', 'newest', 'best', 'spread'; got 'oldest'"),
+    ],
+    StoredRows: [
+        (dict(by="luck"), "by must be one of 'advantage', 'reward'; got 'luck'"),
+        (dict(alpha=-0.5), "alpha"),
+        (dict(decay_steps=0.0), r"decay_steps must be positive and finite, or None; got 0\.0"),
+        (dict(first_step=0), "first_step must be at least 1, got 0"),
+    ],
     Successes: [(dict(up_to=up_to), r"up_to must lie in \(0, 1\], or None; got ") for up_to in (0.0, 1.5, NAN)],
     QuestionSampler: [
         (dict(sigma=0), "sigma must be a positive number"),
@@ -138,6 +151,14 @@ REFUSED = {
         (dict(dual_clip=1.1), r"dual_clip must be at least 1 \+ MixedPolicyLoss\.clip_high"),
         (dict(dual_clip=3.0, clip_low=None, clip_high=None), r"dual_clip .* 1 \+ MixedPolicyLoss\.clip_high"),
         (dict(normalizer="mean"), "normalizer must be .* got 'mean'"),
+        (dict(divisors="own"), "divisors must be .* got 'own'"),
+        (dict(clips_replayed=True), r"clips_replayed needs .*clip_low .* shaping = False; got .* and True"),
+        *(
+            (dict(clips_replayed=True, shaping=False, **wrong), "clips_replayed needs")
+            for wrong in (
+                dict(clip_low=None, clip_high=None), dict(clips_mixed=False), dict(importance_weights=False),
+            )
+        ),
         (dict(response_length=0), "response_length"),
         (dict(entropy_coef=-0.1), "entropy_coef"),
         (dict(kl_coef=NAN), "kl_coef"),

@@ -34,6 +34,14 @@ SETTINGS = [
     *each(max_weight=[0.05, 0.7, 1.0, 2.0, 50.0], shaping=[True, False]),
     *each(max_fresh_weight=[0.05, 0.7, 1.1, 2.0, 50.0], clip=clips(NONE, (0.2, 0.2))),
     *each(dual_clip=[1.2, 1.5, 3.0], max_fresh_weight=[None, 1.3, 5.0]),
+    *each(
+        clips_replayed=[True],
+        shaping=[False],
+        dual_clip=[None, 1.5],
+        max_weight=[None, 1.1],
+        ratio=["token", "sequence"],
+        normalizer=NORMALIZERS,
+    ),
 ]
 
 

@@ -244,6 +244,18 @@ OPTIONS = {
         "ReplayBuffer.replays_unsolved = True",
         "train.generate_ahead = True",
     ],
+    "stored groups": [
+        *("ReplayMixer.injection = @StoredGroup()", "StoredGroup.choice = 'spread'", "StoredGroup.rows = 3"),
+        *("StoredGroup.least = 3", "ReplayMixer.store_rule = @AllFinished()", "ReplayBuffer.per_question = 6"),
+        *("MixedPolicyLoss.shaping = False", "MixedPolicyLoss.clips_replayed = True", "train.generate_ahead = True"),
+        *("RetirementPolicy.at_accuracy = None", "DynamicSampling.max_rounds = 1", "Optimizer.steps_per_batch = 2"),
+    ],
+    "stored rows": [
+        *("ReplayMixer.injection = @StoredRows()", "StoredRows.rows = 2", "StoredRows.decay_steps = 3.0"),
+        *("ReplayMixer.store_rule = @WithSignal()", "ReplayBuffer.max_bytes = 20000", "ReplayBuffer.max_age = 4"),
+        *("MixedPolicyLoss.shaping = False", "MixedPolicyLoss.clips_replayed = True", "ReplayMixer.rho = 0.0"),
+        *("RetirementPolicy.at_accuracy = None", "MixedPolicyLoss.normalizer = 'tokens'"),
+    ],
     "adapter": [
         "LoRA.rank = 4",
         "MixedPolicyLoss.kl_coef = 0.01",
@@ -316,12 +328,20 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
     "masked": [some("reward/groups_with_signal", 0, 1), in_both_halves("policy/grad_norm")],
     "together": [again, some("replay/actual_share"), some("train/fresh_known", 0.9)],
     "ahead": [in_both_halves("rollout/age_mean"), passes, some("replay/evicted")],
+    "stored groups": [in_both_halves("replay/added_rows"), some("replay/added_whole", 0, 1), passes],
+    "stored rows": [in_both_halves("replay/added_rows"), some("replay/evicted"), some("replay/age_max", 1)],
     "adapter": [passes],
     "several rewards": [in_both_halves("reward_part/chain_steps"), in_both_halves("replay/actual_share")],
     "episodes": [some("rollout/turns", 1), in_both_halves("replay/actual_share")],
     "episodes, late and ahead": [injected],
 }
-KILLED = ("several rewards", "graded", "revisits", "weighted", "together", "continued", "episodes, late and ahead")
+KILLED = (
+    *("several rewards", "graded", "revisits", "weighted", "together", "continued", "stored groups", "stored rows"),
+    "episodes, late and ahead",
+)
+
+
+UNSCORED = ("unscored", "late", "masked", "continued", "continued episodes", "stored groups", "stored rows")
 
 
 @pytest.mark.slow
@@ -340,7 +360,7 @@ def test_a_resumed_run_with_options_equals_a_straight_one(name, warm_model, tmp_
     done = timeless(tmp_path / "run")[1:]
     assert [acts(done) for acts in ACTS[name]] == [True] * len(ACTS[name])
     scored = some("replay/candidates_scored")(done)
-    assert scored == (name not in ("unscored", "late", "masked", "continued", "continued episodes"))
+    assert scored == (name not in UNSCORED)
 
 
 def test_an_extended_run_equals_a_longer_one(straight, warm_model, tmp_path):

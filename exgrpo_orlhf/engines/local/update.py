@@ -100,7 +100,8 @@ class PolicyUpdate:
         """Accumulates the gradient of one optimiser step and clips it. Returns the loss and the norm before clipping.
         rows: for the normaliser; K for each group, also for a group that has fewer around a stored trajectory"""
         lengths = torch.tensor([state.rows[i].length for i in members])
-        state.weights = dict(zip(members, state.loss.row_weights(lengths, rows=rows).tolist(), strict=True))
+        weights = zip(members, state.loss.row_weights(lengths, rows=rows).tolist(), strict=True)
+        state.weights = {i: weight * state.rows[i].weight for i, weight in weights}
         state.token_weight = 1 / int(lengths.sum())
         advantages = torch.tensor([state.rows[i].advantage for i in members])
         needs = dict(zip(members, state.loss.needs_gradient(advantages).tolist(), strict=True))

@@ -45,7 +45,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
         experiment, train, rollout = self.args.exgrpo, self.args.train, self.args.rollout
         self.actor_loss_fn = MixedLoss(
             experiment.loss,
-            rows=train.batch_size,
+            rows=train.batch_size * experiment.settings.group_size // experiment.mixer.places,
             # With dynamic batches OpenRLHF decides when a step ends, and DeepSpeed does not divide the loss.
             gas=1 if train.dynamic_batch_enable else self.strategy.accumulated_gradient,
             single_step=train.max_epochs == 1 and train.batch_size == rollout.batch_size * rollout.n_samples_per_prompt,
@@ -56,6 +56,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
 
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict[str, Any]:
         self.actor_loss_fn.replayed = _flags(experience.info, "replayed")
+        self.actor_loss_fn.weights = _values(experience.info, "weight")
         self.actor_loss_fn.mixed = bool(_flags(experience.info, "mixed").any())  # all rows say the same
         self.actor_loss_fn.reference = experience.base_action_log_probs
         # No token of a row that could not be graded is in the loss, though the normaliser has counted them.
@@ -92,9 +93,13 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
                 self.recorded[int(label)] = Measured(row_log_probs.numpy(), float(row_entropies.mean()))
 
 
+def _values(info: dict[str, Any], name: str) -> torch.Tensor:
+    """A number of each row, (R,). OpenRLHF turns it into a tensor or a list of tensors, one per row, on the way."""
+    return torch.stack([torch.as_tensor(value) for value in info[name]])
+
+
 def _flags(info: dict[str, Any], name: str) -> torch.Tensor:
-    """A flag of each row, (R,) bool. OpenRLHF turns it into a tensor or a list of tensors, one per row, on the way."""
-    return torch.stack([torch.as_tensor(value) for value in info[name]]).bool()
+    return _values(info, name).bool()
 
 
 class MixedActor(Actor):  # type: ignore[misc]

@@ -203,7 +203,9 @@ def step_of(experiment: Experiment, parameters: int, card: Card) -> tuple[float,
     if experiment.local is not None and not experiment.local.samples_by_vllm("cuda"):
         speed = LOOP_TOKENS * min(fresh, experiment.local.generation_rows)
     generate = fresh * response / speed
-    train = (rows * passes + replayed * CANDIDATES) * forward
+    rows_trained = settings.questions_per_step * mixer.places
+    scored = 0 if mixer.injection.added_rows else replayed * CANDIDATES
+    train = (rows_trained * passes + scored) * forward
     if experiment.local is not None:
         return (1 + OTHER) * (generate + train), 1
     trainers, gpus = ranks_of(flags), needed_gpus(experiment)

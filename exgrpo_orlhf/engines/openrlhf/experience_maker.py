@@ -30,8 +30,8 @@ def as_experience(
     measured: Sequence[LogProbs | None],
     base: Sequence[LogProbs] | None = None,
 ) -> list[Experience]:
-    """One complete experience per row: grades and advantages are known. Groups of fewer than K rows are filled up to K,
-    because OpenRLHF takes whole groups.
+    """One complete experience per row: grades and advantages are known. Groups with fewer rows than places are filled
+    up, because OpenRLHF takes whole groups.
 
     A row that fills up a group has no response, so neither the loss nor a normaliser counts its tokens. OpenRLHF's own
     means over rows, in its loggers, count it as a row of reward and length 0. `labels` holds a row's position in the
@@ -49,7 +49,8 @@ def as_experience(
     experiences = []
     for members in batch.rows:
         experiences += [_experience(str(i), *row) for i, row in itertools.islice(numbered, len(members))]
-        experiences += [_experience("", *_FILLER, None, of_filler) for _ in range(batch.group_size - len(members))]
+        empty = batch.group_size + batch.added_size - len(members)
+        experiences += [_experience("", *_FILLER, None, of_filler) for _ in range(empty)]
     mixed = torch.tensor([float(any(row.trajectory is not None for row in batch.flat_rows()))])
     for experience in experiences:
         experience.info["mixed"] = mixed
@@ -98,6 +99,7 @@ def _experience(
             "reward": torch.tensor([reward]),
             "replayed": torch.tensor([float(row.trajectory is not None)]),
             "in_loss": torch.tensor([float(row.in_loss)]),
+            "weight": torch.tensor([row.weight], dtype=torch.float64),
         },
     )
 
@@ -109,7 +111,7 @@ def deal(lengths: Sequence[int], group_size: int, steps: int, ranks: int) -> lis
     and fresh and replayed groups in the batch's proportion. Within a step the rows go to the ranks by length, forwards
     and backwards, so that all ranks have the same amount of work. The rank of a row does not change the result.
 
-    lengths: of the rows, prompt included; group_size: K, rows of a group
+    lengths: of the rows, prompt included; group_size: rows of a group, with those that fill it up
     """
     parts: list[list[list[int]]] = [[] for _ in range(ranks)]
     for step in range(steps):

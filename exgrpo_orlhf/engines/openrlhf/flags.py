@@ -143,14 +143,15 @@ def ranks_of(flags: Mapping[str, Any]) -> int:
     return int(flags.get("actor.num_nodes", 1)) * int(flags.get("actor.num_gpus_per_node", 8))  # OpenRLHF's defaults
 
 
-def divisible_questions(experiment: Experiment) -> int:
+def divisible_questions(experiment: Experiment, places: int | None = None) -> int:
     """A batch must be a multiple of this many questions: then every rank has as many rows as the others, in each
     optimiser step and in each micro-batch. Otherwise OpenRLHF drops rows or carries half a step into the next batch.
+    places: rows that a group may have, if not those of the experiment
     Raises ValueError for flags that `check_flags` refuses."""
     flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}
     check_flags(flags)
     train, rollout = (int(flags.get(f"{part}.micro_batch_size", 1)) for part in ("train", "rollout"))
-    ranks, n, k = ranks_of(flags), experiment.optimizer.steps_per_batch, experiment.settings.group_size
+    ranks, n, k = ranks_of(flags), experiment.optimizer.steps_per_batch, places or experiment.mixer.places
     return math.lcm(ranks * train * n, ranks * rollout, k * n) // k
 
 
@@ -209,10 +210,11 @@ def _check_layout(experiment: Experiment, flags: Mapping[str, Any]) -> None:
     )
     questions, unit = experiment.settings.questions_per_step, divisible_questions(experiment)
     train, rollout = (flags.get(f"{part}.micro_batch_size", 1) for part in ("train", "rollout"))
+    more = f" + {added.rows} added ones" if (added := experiment.mixer.injection.added_rows) else ""
     require(
         questions % unit == 0,
         f"train.questions_per_step = {questions} must be a multiple of {unit}, so that its rows (· train.group_size = "
-        f"{experiment.settings.group_size}) divide into Optimizer.steps_per_batch = "
+        f"{experiment.settings.group_size}{more}) divide into Optimizer.steps_per_batch = "
         f"{experiment.optimizer.steps_per_batch} steps, {ranks_of(flags)} ranks, train.micro_batch_size = {train} and "
         f"rollout.micro_batch_size = {rollout}",
     )
@@ -256,7 +258,7 @@ def command_line(
     """
     check_flags(flags)
     settings, optimizer, loss = experiment.settings, experiment.optimizer, experiment.loss
-    b, k, n = settings.questions_per_step, settings.group_size, optimizer.steps_per_batch
+    b, k, n = settings.questions_per_step, experiment.mixer.places, optimizer.steps_per_batch
     flags = {**flags, **(_beside_updates(flags) if settings.generate_ahead else {})}
     _check_layout(experiment, flags)
     return {

@@ -28,8 +28,8 @@ class MixedLoss(nn.Module):
     def __init__(
         self, loss: MixedPolicyLoss, rows: int, gas: int, single_step: bool, openrlhf_loss: Any, ahead: bool = False
     ) -> None:
-        """rows: of an optimiser step on all ranks; gas: micro-batches that DeepSpeed accumulates by itself
-
+        """rows: of an optimiser step on all ranks, K for each group
+        gas: micro-batches that DeepSpeed accumulates by itself
         single_step: whether a batch has a single optimiser step. The policy is then the one that sampled, and π_θ/π_old
             is 1 by definition; between two forward passes of differently padded rows bfloat16 would make it 1 ± 0.1. Of
             `old_log_probs` only those of replayed rows are then used.
@@ -44,6 +44,7 @@ class MixedLoss(nn.Module):
         self.single_step, self.ahead = single_step, ahead
         self.corrects = openrlhf_loss.is_correction_level != "off" and not ahead
         self.replayed = torch.zeros(0, dtype=torch.bool)  # (R,) of the micro-batch that comes next
+        self.weights: Tensor | None = None  # (R,) `Row.weight` of them; None: 1
         self.mixed = False  # whether the whole batch has a replayed row, on whatever rank
         self.reference: Tensor | None = None  # (R, A) log-probs of its tokens, with a KL term
         self.totals: dict[str, float] = {}
@@ -73,6 +74,8 @@ class MixedLoss(nn.Module):
             old = torch.where(fresh, log_probs.detach(), old)
         lengths = mask.sum(1).clamp(min=1)
         weights = self.loss.row_weights(lengths, rows=self.rows / (self.gas * dp_size), tokens=tokens)
+        if self.weights is not None:
+            weights = weights * self.weights.to(weights.device)
         # The correction is of fresh rows only; it is never negative.
         factors = self._correction(old, rollout_log_probs, mask) if self.corrects else torch.ones_like(advantages)
         selected = log_probs[mask]

@@ -153,7 +153,8 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         clock.lap("reference")
         logprobs = [measured[i].logprobs if i in measured else None for i in range(len(rows))]
         experience = as_experience(batch, rows, logprobs, base)
-        order = deal([int(e.total_length) for e in experience], batch.group_size, steps, self.ranks)
+        places = batch.group_size + batch.added_size
+        order = deal([int(e.total_length) for e in experience], places, steps, self.ranks)
         status, _ = self.train_step([experience[i] for i in order], self.step)
         for recorded in self._results(self.actor_model_group.async_run_method("recorded")):
             measured |= recorded

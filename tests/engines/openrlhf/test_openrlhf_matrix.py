@@ -99,6 +99,15 @@ def all_cells() -> dict[str, dict[str, Any]]:
         flags = {"ds.zero_stage": stage, "ds.packing_samples": packed, **batches}
         name = f"zero-{stage} {'dynamic packed' if packed else 'static padded'} episodes"
         cells[name] = cell(1 + i // 2, LOSSES[(1, 2, 2, 1)[i]], flags=flags, episodes=True, ahead=i == 3)
+    clipped = {"shaping": False, "clips_replayed": True}
+    for i, (stage, batches) in enumerate(itertools.product((2, 3), (STATIC, DYNAMIC))):
+        loss = clipped | {
+            "normalizer": ("sequences", "tokens", "tokens", "constant")[i],
+            "dual_clip": (None, 3.0)[i % 2],
+        }
+        loss["divisors"] = ("apart", "together", "apart", "together")[i]
+        name, flags = f"zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'} added", {"ds.zero_stage": stage}
+        cells[name] = cell(1 + i // 2, loss, flags={**flags, **batches}, added=True, ahead=i == 3)
     cells |= {name: layout_cell(name) for name in LAYOUTS}
     for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
         name = f"without the fix, zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"
