@@ -191,10 +191,8 @@ def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
         unused |= set() if mixer.replays else {"RetirementPolicy"}  # paper.gin's ReplayBuffer is of its control too
         why = f"with ReplayMixer.rho = 0 and ReplayMixer.injection = {injection} a run never asks"
         reasons |= {name: f"{why} {name}" for name in unused}
-    elif injection.prefix and injection.prefix.choice == "newest":
-        reasons["TrajectorySelector"] = f"with {injection} and Prefix.choice = 'newest' a run never asks it"
-    elif injection.added_rows:
-        reasons["TrajectorySelector"] = f"with {injection} a run never asks it"
+    elif injection.added_rows or (injection.prefix and injection.prefix.choice == "newest"):
+        reasons["TrajectorySelector"] = f"with {injection} as it is bound a run never asks it"
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
         value = resolved(gin.query_parameter(binding)) if name in reasons else None

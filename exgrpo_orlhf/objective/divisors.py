@@ -9,10 +9,7 @@ from .loss import MixedPolicyLoss
 
 
 def weighted(batch: MixedBatch, loss: MixedPolicyLoss) -> MixedBatch:
-    """The batch with each row's weight beside `MixedPolicyLoss.row_weights`, as `.divisors` says; without added rows as
-    it is."""
-    if not batch.added_size:
-        return batch
+    """A batch with added rows, with each row's weight beside `MixedPolicyLoss.row_weights`, as `.divisors` says."""
     sums = {"rows": [0, 0], "tokens": [0, 0]}  # of fresh rows and of added ones
     for row in batch.flat_rows():
         sums["rows"][row.trajectory is not None] += 1

@@ -131,7 +131,7 @@ class Batch:
 
     def _forward(self, ids: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
         """cache: None lets the model make one"""
-        padding = {}
+        padding, begins = {}, cache is None
         if self.attention is not None:
             padding["attention_mask"] = self.attention
             if self.takes_positions:  # a row's positions begin with its prompt, not with its padding
@@ -140,7 +140,7 @@ class Batch:
         output = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **padding)
         cache = output.get("past_key_values")
         # Later than 5.15.0 transformers gives Mamba's states too, under this name and without keys.
-        if not isinstance(cache, Cache) or not any(hasattr(layer, "keys") for layer in cache.layers):
+        if not isinstance(cache, Cache) or (begins and not any(hasattr(layer, "keys") for layer in cache.layers)):
             raise ValueError(
                 f"{type(self.model).__name__} keeps no cache whose rows can be selected: the local engine cannot "
                 "generate with such a model"

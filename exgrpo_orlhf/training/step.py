@@ -149,7 +149,8 @@ class Trainer:
         batch = mixer.assemble(
             sample.selected.groups, experiment.advantages, bound, weights, encode, sample.stored_rows
         )
-        batch = weighted(experiment.dynamic_sampling.masked(batch), experiment.loss)
+        batch = experiment.dynamic_sampling.masked(batch)
+        batch = weighted(batch, experiment.loss) if batch.added_size else batch
         clock.lap("assemble")
         return batch
 

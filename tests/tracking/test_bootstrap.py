@@ -94,7 +94,7 @@ def test_a_seed_fixes_the_interval_whatever_the_order_of_questions_and_the_porti
     values = seeded().random(300)
     first = interval(values, seeded(1))
     assert interval(values[::-1], seeded(1)) == first != interval(values, seeded(2))
-    monkeypatch.setattr("exgrpo_orlhf.bootstrap._AT_ONCE", 70_000)
+    monkeypatch.setattr("exgrpo_orlhf.tracking.bootstrap._AT_ONCE", 70_000)
     assert interval(values, seeded(1)) == first
 
 

@@ -247,7 +247,10 @@ def test_a_batch_is_read_as_it_was_written(tmp_path):
         return Rollout(made.token_ids, finish, grades[i], of_sampler, made.behaviour_logprobs, 6)
 
     groups = [RolloutGroup(q, tuple(rollout(i) for i in range(3 - (n > 1))), n > 1) for n, q in enumerate(chains)]
-    candidates = {chains[2]: [trajectory(rng, 5, 3), replace(trajectory(rng, 4, 2), sound=False)], chains[3]: []}
+    candidates = {
+        chains[2]: [trajectory(rng, 5, 3), replace(trajectory(rng, 4, 2), sound=False)],
+        chains[3]: [trajectory(rng, 3)],
+    }
     batch = ahead.BatchAhead(Plan(7, chains[:2], chains[2:], candidates, rollouts_per_replayed=2), groups)
     ahead.save(batch, tmp_path / "ahead")
     loaded = ahead.load(tmp_path / "ahead", {q.id: q for q in chains}.__getitem__, 7, 2)

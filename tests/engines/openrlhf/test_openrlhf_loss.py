@@ -316,5 +316,6 @@ def test_a_short_group_is_filled_up_with_rows_of_two_tokens_and_no_response():
         for e in group[len(rows) :]:
             assert e.total_length.item() == e.sequences.numel() == e.attention_mask.sum() == 2
             assert e.info.pop("mixed"), "a row says of its whole batch that it is mixed"
+            assert e.info.pop("weight") == 1, "of no token"
             assert not any(x.any() for x in (e.action_mask, e.advantages, e.response_length, *e.info.values()))
     assert number == len(case.rows) == 8 * K - 4 * (K - 2)
