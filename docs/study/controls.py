@@ -86,7 +86,7 @@ def answer() -> list[str]:
     wanted = [(arm, rate, seed) for arm in arms for rate in RATES for seed in TUNING]
     if not tuned:
         return [f"none of the {len(wanted)} tuning runs is there"]
-    tokens = smallest_end([*tuned.values()])
+    tokens = smallest_end([run for run in tuned.values() if run.accuracy[-1] > 0] or [*tuned.values()])
 
     def level(arm: str, rate: str) -> float:
         """The mean of the last three evaluations before the tokens that all reach, over the tuning seeds."""
