@@ -64,7 +64,7 @@ def test_a_command_of_the_guide_runs(command, tmp_path):
             shutil.copytree(
                 ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.csv", "*.png")
             )
-    call = ["make", "--dry-run", *words] if program == "make" else [tools / program, *words]
+    call = ["make", "--dry-run", "--always-make", *words] if program == "make" else [tools / program, *words]
     environment = {**os.environ, "PYTHONPATH": str(folder), "EXGRPO_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

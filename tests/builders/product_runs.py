@@ -358,7 +358,9 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             chain, *by_chance(folder), "ReplayMixer.injection = @Prefix()", "Prefix.share = @FixedShare()",
             "ReplayBuffer.replays_unsolved = True", "RetirementPolicy.at_accuracy = None", "Prefix.target = 0.9",
         ),
-        f"{ON_OPENRLHF}stored group": small(chain, *by_chance(folder), *STORED_GROUP, "StoredGroup.choice = 'newest'"),
+        f"{ON_OPENRLHF}stored group": small(chain, *by_chance(folder), *STORED_GROUP, "StoredGroup.choice = 'newest'",
+            "MixedPolicyLoss.divisors = 'together'",
+        ),
         f"{ON_OPENRLHF}stored rows": small(
             chain, *by_chance(folder), *STORED_GROUP, "ReplayMixer.injection = @StoredRows()",
             "StoredRows.rows = 2", "ReplayMixer.store_rule = @WithSignal()",

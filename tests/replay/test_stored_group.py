@@ -211,8 +211,6 @@ def test_divisors_are_of_added_rows_alone():
     apart, together = (weighted(batch, replace(loss, divisors=kind)) for kind in ("apart", "together"))
     assert {(row.trajectory is None, row.weight) for row in apart.flat_rows()} == {(True, 1.0), (False, K / 3)}
     assert {row.weight for row in together.flat_rows()} == {3 * K / (3 * K + 5)}
-    other = replace(batch, added_size=0)
-    assert weighted(other, loss) is other
 
 
 # -- what cannot be meant ---------------------------------------------------------------------------------------------
