@@ -218,7 +218,9 @@ class Play:
 
     def rollout(self) -> Rollout:
         """The episode, up to the policy's last token; graded by the environment, or to be graded by the verifier."""
-        played, given = np.array(self.actions, np.bool_), self.given
+        played, given = np.array(self.actions, np.bool_), len(self.start.tokens) if self.start else 0
+        if given and not played[given:].any() and self.failure is None:  # or given tokens would be trained on
+            self.failure = CallFailed("error", "the environment ended before the policy's first turn")
         last = int(np.flatnonzero(played)[-1]) + 1 if played[given:].any() else 0
         ids, actions = np.array(self.tokens[:last], np.int32), played[:last]
         if not last:  # it did not begin: one token, which is in no loss

@@ -202,7 +202,8 @@ class ReplayMixer:
             ids = self.sampler.sample(candidates, n, self.group_size, self.buckets, self.rng)
             replayed = [fresh.question(question_id) for question_id in ids]
         fresh_count = self.questions_per_step - len(replayed)
-        revisited = [fresh.question(question_id) for question_id in buffer.revisit(step, fresh_count, self.rng)]
+        returned = buffer.revisit(step, fresh_count, self.rng)  # some may be among the replayed: failures do not retire
+        revisited = [fresh.question(id_) for id_ in returned if id_ not in {question.id for question in replayed}]
         batch_ids = {question.id for question in (*replayed, *revisited)}
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
         fresh_questions = revisited + fresh.draw(fresh_count - len(revisited), batch_ids, retired, step)
