@@ -53,7 +53,8 @@ def train(
 
     require(not isinstance(gin, str) and not isinstance(bindings, str), "gin and bindings are lists of texts")
     terminal.messages()
-    run, files, bound = Path(out).absolute(), dict[str, str](), list[str]()
+    run, bound = Path(out).absolute(), list[str]()
+    files = {} if reward is None else {"reward.py": source_of(reward)}
     refuse_earlier(run, resume)
     refuse_other(run)
     for name, source, scope in (("questions", questions, ""), ("validation", validation, "validation/")):
@@ -62,12 +63,13 @@ def train(
         path = Path(source) if isinstance(source, str | Path) else run / f"{name}.jsonl"
         bound += [f"Work.{name} = @{scope}QuestionFile()", f"{scope}QuestionFile.path = {str(path)!r}"]
         if not isinstance(source, str | Path):
-            items = source.load() if hasattr(source, "load") else source
+            items = list(source.load() if hasattr(source, "load") else source)
             rows = [_row(item, f"{name}[{i}]") for i, item in enumerate(items)]
             files[path.name] = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-            bound.append(f"{scope}QuestionFile.meta = {_columns(rows, reward)!r}")
+            bound.append(f"{scope}QuestionFile.meta = {_columns(rows, reward, name)!r}")
+            if not any(isinstance(item, Mapping) for item in items):  # or a column of its meta may pass for the gold
+                bound += [f"{scope}QuestionFile.{column} = {column!r}" for column in ("prompt", "answer")]
     if reward is not None:
-        files["reward.py"] = source_of(reward)
         function = f"{run / 'reward.py'}:{reward.__name__}"
         bound += ["Verifier.kind = 'function'", f"Verifier.function = {function!r}"]
     experiment = load(gin, [*bound, *bindings])
@@ -106,11 +108,16 @@ def _row(item: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def _columns(rows: Sequence[Mapping[str, Any]], reward: Callable[..., Any] | None) -> tuple[str, ...]:
-    """Those that are kept for the reward: all but prompt and answer, and these where it takes them by name."""
+def _columns(rows: Sequence[Mapping[str, Any]], reward: Callable[..., Any] | None, where: str) -> tuple[str, ...]:
+    """Those that are kept for the reward: all but prompt and answer, and these where it takes them by name. Raises
+    ValueError for one that some rows lack."""
     known = {name for names in _COMMON.values() for name in names} | {"data_source", "extra_info", "reward_model"}
     taken = inspect.signature(reward).parameters if reward else {}
-    return tuple(dict.fromkeys(name for row in rows for name in row if name not in known or name in taken))
+    columns = tuple(dict.fromkeys(name for row in rows for name in row if name not in known or name in taken))
+    for i, row in enumerate(rows):
+        lacking = [column for column in columns if column not in row]
+        require(not lacking, f"{where}[{i}] lacks {', '.join(lacking)}, which others have: give it to all or to none")
+    return columns
 
 
 def _write(path: Path, text: str, begun: bool) -> None:

@@ -35,7 +35,7 @@ def _add(name: str, value: Any, namespace: Mapping[str, Any], parts: dict[str, s
     module, inner = str(getattr(value, "__module__", None)), str(getattr(value, "__name__", None))
     if isinstance(value, ModuleType):
         parts[name] = f"import {value.__name__} as {name}"
-    elif isinstance(value, FunctionType | type) and module == namespace.get("__name__"):
+    elif isinstance(value, FunctionType | type) and module == namespace.get("__name__") and inner.isidentifier():
         parts[name] = ""  # it may use itself
         source = _source(value)
         for used in sorted(_globals(symtable.symtable(f"{_FUTURE}\n{source}", name, "exec"))):
@@ -47,7 +47,7 @@ def _add(name: str, value: Any, namespace: Mapping[str, Any], parts: dict[str, s
         parts[name] = source if name == inner else f"{source}\n\n{name} = {inner}"
     elif isinstance(value, re.Pattern):
         parts[name] = f"import re\n\n{name} = re.compile({value.pattern!r}, {value.flags})"
-    elif module in sys.modules and getattr(sys.modules[module], inner, None) is value:
+    elif module != namespace.get("__name__") and getattr(sys.modules.get(module), inner, None) is value:
         parts[name] = f"from {module} import {inner} as {name}"
     elif _is_literal(value):
         parts[name] = f"{name} = {value!r}"

@@ -10,11 +10,16 @@ from typing import Any
 
 from .. import __version__
 from ..io.paths import run_name
+from ..replay.injection import LateInjection
+from ..replay.stored_group import AddedRows
+from ..replay.variants import VARIANTS
 from ..tracking.metrics_log import MetricsLog
 
 _PAPER = "[ExGRPO](https://arxiv.org/abs/2510.02245)"
-# Of a quoted absolute path, or of a database's, all but its last part.
-_FOLDERS = re.compile(r"(?:(?<=['\"])|(?<=:///))[~/][^'\"\n]*/(?=[^/'\"\n])")
+# Of a quoted absolute path, or of a database's, all but its last part. A text with a space may be a prompt.
+_FOLDERS = re.compile(r"(?:(?<=['\"])|(?<=:///))[~/][^'\"\s]*/(?=[^/'\"\s]+['\"])")
+# Ways of injecting that replay without a planned share.
+_WITHOUT_SHARE = {f"@{one.__name__}()" for one in VARIANTS if one is LateInjection or issubclass(one, AddedRows)}
 
 
 def card(checkpoint: Path, license_id: str | None = None) -> tuple[str, list[str]]:
@@ -45,12 +50,12 @@ def card(checkpoint: Path, license_id: str | None = None) -> tuple[str, list[str
     tags = ["reinforcement-learning", "rlvr", *(["exgrpo", "experience-replay"] if replay else ["grpo"])]
     data = ModelCardData(license=license_id, library_name="transformers", tags=tags, base_model=base, datasets=datasets)
     buffer = json.loads((checkpoint / "replay" / "manifest.json").read_text(encoding="utf-8"))
-    counts = "{trajectories:,} stored trajectories of {questions:,} questions, {retired:,} retired; not published."
+    counts = "{trajectories:,} stored trajectories, {questions:,} questions with an accuracy, {retired:,} retired"
     sections = {
         "Method": _method(state, replay),
         "Recipe": f"`config.gin` is the whole configuration: `exgrpo-train --gin config.gin`.{_code(model)}",
         "Data": _code(questions | validation | _settings(identity, "Verifier")).strip(),
-        "Replay buffer": counts.format(**buffer) if replay else "None.",
+        "Replay buffer": f"{counts.format(**buffer)}; not published." if replay else "None.",
         "Metrics": metrics or "None are known.",
         "Versions": versions or f"torch {state['torch']}; no others are known.",
         "Licence": license_id or "Not stated. Those of the base model and of the questions apply.",
@@ -75,7 +80,7 @@ def _replay(identity: Mapping[str, str]) -> dict[str, str]:
     """What is bound of replay; {} where nothing is replayed."""
     bindings = {**_settings(identity, "ReplayMixer"), **_reached(identity, "ReplayMixer.injection")}
     shares = (float(bindings.get(f"ReplayMixer.{name}", 0)) for name in ("rho", "rho_end"))
-    return bindings if "@LateInjection()" in bindings.values() or any(shares) else {}
+    return bindings if _WITHOUT_SHARE & {*bindings.values()} or any(shares) else {}
 
 
 def _method(state: Mapping[str, Any], replay: Mapping[str, str]) -> str:

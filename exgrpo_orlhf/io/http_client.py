@@ -163,7 +163,8 @@ def address_fault(url: Any) -> str | None:
         parts = urlsplit(url)
         _ = parts.port  # raises for one above 65535
     except (ValueError, AttributeError) as error:
-        return f"{address_only(str(url))!r} is no address: {error}"
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+        why = "" if "@" in str(url) else f": {error}"  # which may quote a password
+        return f"{address_only(str(url))!r} is no address{why}"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"{address_only(str(url))!r} is no address such as 'http://host:5000/get_reward'"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,25 +25,22 @@ _Inner = Annotated[float, Constraint("must lie in (0, 1)", lambda value: 0 < val
 
 
 @dataclass(frozen=True, repr=False)
-class GivenShare:
+class GivenShare(ABC):
     """How much of a stored response a group is given: a share of its tokens, in [0, 1)."""
 
     def __post_init__(self) -> None:
         check_settings(type(self), vars(self))
-        low, high = (getattr(self, name, 0.0) for name in ("lowest", "highest"))
-        name = type(self).__name__
-        require(low <= high, f"{name}.lowest must be at most {name}.highest, got {low!r} and {high!r}")
 
     def __repr__(self) -> str:
         return f"@{type(self).__name__}()"  # as in a gin file
 
     @property
-    def largest(self) -> float:
-        return float(vars(self).get("highest", vars(self).get("value", 0.0)))
+    @abstractmethod
+    def largest(self) -> float: ...
 
+    @abstractmethod
     def of_group(self, own: float | None, rng: np.random.Generator) -> float:
         """The share of a group. own: its question's from `moved`, None before the first"""
-        raise NotImplementedError
 
     def moved(self, own: float | None, direction: int) -> float | None:
         """The question's next share, after a group; None where questions have none of their own. direction: 1, 0 or −1:
@@ -59,6 +57,10 @@ class FixedShare(GivenShare):
 
     value: ShareBelowOne = 0.5
 
+    @property
+    def largest(self) -> float:
+        return self.value
+
     def of_group(self, own: float | None, rng: np.random.Generator) -> float:
         return self.value
 
@@ -72,6 +74,15 @@ class UniformShare(GivenShare):
 
     lowest: ShareBelowOne = 0.0
     highest: ShareBelowOne = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.lowest, self.highest
+        require(low <= high, f"UniformShare.lowest must be at most UniformShare.highest, got {low!r} and {high!r}")
+
+    @property
+    def largest(self) -> float:
+        return self.highest
 
     def of_group(self, own: float | None, rng: np.random.Generator) -> float:
         return float(rng.uniform(self.lowest, self.highest))
@@ -96,6 +107,10 @@ class AdaptiveShare(GivenShare):
             f"AdaptiveShare.first must lie in [AdaptiveShare.lowest, .highest] = [{self.lowest}, {self.highest}], got "
             f"{self.first!r}",
         )
+
+    @property
+    def largest(self) -> float:
+        return self.highest
 
     def of_group(self, own: float | None, rng: np.random.Generator) -> float:
         return self.first if own is None else own

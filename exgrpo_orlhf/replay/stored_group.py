@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -18,7 +19,7 @@ Relative = Callable[[Sequence[Sequence[Trajectory]], int], Any]  # groups of at 
 
 
 @dataclass(frozen=True, repr=False)
-class AddedRows(Injection):
+class AddedRows(Injection, ABC):
     """Stored rows are added behind the K fresh rollouts of a group, which keep their accuracy and their advantages.
 
     rows: at most this many are added to a group; with fewer, the loss's divisor counts this many
@@ -39,15 +40,15 @@ class AddedRows(Injection):
     def check_stored(self, stored: Iterable[Trajectory], where: str) -> None:
         """Raises ValueError for what another run has stored and this one cannot use. where: for the message"""
 
+    @abstractmethod
     def draw(
         self, groups: Sequence[RolloutGroup], buffer: ReplayBuffer, step: int, rng: np.random.Generator
     ) -> list[Drawn]:
         """Of each graded group of a batch, the rows that are added. The step's own rollouts are not stored yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advantages(self, rows: Sequence[Sequence[Trajectory]], relative: Relative) -> Any:
         """(G, rows) of the rows that are added to each group. relative: advantages of each group by itself"""
-        raise NotImplementedError
 
     def joined(
         self,
