@@ -10,16 +10,11 @@ from typing import Any
 
 from .. import __version__
 from ..io.paths import run_name
-from ..replay.injection import LateInjection
-from ..replay.stored_group import AddedRows
-from ..replay.variants import VARIANTS
 from ..tracking.metrics_log import MetricsLog
 
 _PAPER = "[ExGRPO](https://arxiv.org/abs/2510.02245)"
 # Of a quoted absolute path, or of a database's, all but its last part. A text with a space may be a prompt.
-_FOLDERS = re.compile(r"(?:(?<=['\"])|(?<=:///))[~/][^'\"\s]*/(?=[^/'\"\s]+['\"])")
-# Ways of injecting that replay without a planned share.
-_WITHOUT_SHARE = {f"@{one.__name__}()" for one in VARIANTS if one is LateInjection or issubclass(one, AddedRows)}
+_FOLDERS = re.compile(r"(?:(?<=['\"])|(?<=:///))[~/][^'\"\s]*/(?=[^/'\"\s])")
 
 
 def card(checkpoint: Path, license_id: str | None = None) -> tuple[str, list[str]]:
@@ -39,7 +34,9 @@ def card(checkpoint: Path, license_id: str | None = None) -> tuple[str, list[str
         [value[1:-1] for name, value in bindings.items() if name.endswith(field) and is_hub_id(value[1:-1])] or None
         for bindings, field in ((model, "PretrainedModel.path"), (questions, "QuestionHub.id"))
     )
-    replay, metrics, versions = _replay(identity), _metrics(run, step), _versions(run, step)
+    log = run / "metrics.jsonl"
+    rows = {row["step"]: row for row in MetricsLog(log).rows()} if log.exists() else {}
+    replay, metrics, versions = _replay(identity, rows), _metrics(rows, step), _versions(run, step)
     absent = {
         "license: give --license, in agreement with the base model's and the questions'": not license_id,
         "base_model: the model that the run began with has no id of the hub": not base,
@@ -76,11 +73,11 @@ def without_folders(text: str) -> str:
     return _FOLDERS.sub("", text)
 
 
-def _replay(identity: Mapping[str, str]) -> dict[str, str]:
-    """What is bound of replay; {} where nothing is replayed."""
+def _replay(identity: Mapping[str, str], rows: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
+    """What is bound of replay; {} where nothing is ever replayed: then no row of the run's log is about it."""
     bindings = {**_settings(identity, "ReplayMixer"), **_reached(identity, "ReplayMixer.injection")}
     shares = (float(bindings.get(f"ReplayMixer.{name}", 0)) for name in ("rho", "rho_end"))
-    return bindings if _WITHOUT_SHARE & {*bindings.values()} or any(shares) else {}
+    return bindings if any(shares) or any(name.startswith("replay/") for row in rows.values() for name in row) else {}
 
 
 def _method(state: Mapping[str, Any], replay: Mapping[str, str]) -> str:
@@ -112,10 +109,8 @@ def _code(bindings: Mapping[str, str]) -> str:
     return f"\n\n```\n{without_folders(lines)}\n```"
 
 
-def _metrics(run: Path, step: int) -> str:
-    """A table of a step's evaluation and rewards, beside those before training; '' without that row."""
-    log = run / "metrics.jsonl"
-    rows = {row["step"]: row for row in MetricsLog(log).rows()} if log.exists() else {}
+def _metrics(rows: Mapping[int, Mapping[str, float]], step: int) -> str:
+    """A table of a step's evaluation and rewards, beside those before training; '' without that row. rows: by step"""
     last, lines = rows.get(step, {}), [f"| metric | step 0 | step {step} | 95 % interval |", "|---|---|---|---|"]
     for name in [name for name in last if name.startswith("eval/") or name in ("reward/mean", "cost/generated_tokens")]:
         ends = (f"interval/{name.removeprefix('eval/')}_{end}" for end in ("low", "high"))

@@ -7,6 +7,7 @@ import linecache
 import math
 import re
 from decimal import Decimal
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -52,6 +53,22 @@ def with_counter(completions, **kwargs):
     return [float(next(STARTED)) for _ in completions]
 
 
+@cache
+def _cached(text):
+    return float(len(text))
+
+
+_stripped = lambda text: text.strip()
+
+
+def with_cached(completions, **kwargs):
+    return [_cached(text) for text in completions]
+
+
+def with_lambda(completions, **kwargs):
+    return [float(_stripped(text) == "") for text in completions]
+
+
 def undefined(completions, **kwargs):
     return [not_there(text) for text in completions]  # noqa: F821
 
@@ -87,6 +104,9 @@ def test_a_functions_source_is_enough_to_call_it(tmp_path):
         (closure(2.0), "inner uses scale of the function around it"),
         (with_counter, "uses STARTED, a count, which has no source"),
         (undefined, "undefined uses not_there, which is not defined"),
+        (with_cached, "uses _cached, a _lru_cache_wrapper, which has no source"),
+        (with_lambda, "uses _stripped, a function, which has no source"),
+        ("rewards.py:accuracy", "must be a function made with def"),
         (typed(), "shown is in no file and no cell"),
     ],
 )
@@ -115,9 +135,24 @@ def test_pairs_and_dicts_are_questions(tmp_path):
     pairs = _written([("2+2?", "4"), ("2+3?", 5)], tmp_path / "q.jsonl")
     dicts = _written([{"question": "2+2?", "answer": "4"}, {"question": "2+3?", "answer": 5}], tmp_path / "q.jsonl")
     assert [(one.prompt, one.answer) for one in pairs] == [(one.prompt, one.answer) for one in dicts]
-    columns = from_python._columns([{"question": "2+2?", "answer": "4", "level": 1}], reward)
+    columns = from_python._columns([{"question": "2+2?", "answer": "4", "level": 1}], reward, "questions")
     assert columns == ("answer", "level"), "the reward takes answer by name"
-    assert from_python._columns([{"question": "2+2?", "answer": "4"}], other_reward) == ()
+    assert from_python._columns([{"question": "2+2?", "answer": "4"}], other_reward, "questions") == ()
+    with pytest.raises(ValueError, match=r"questions\[1\] lacks level, which others have"):
+        from_python._columns([{"prompt": "2+2?", "level": 1}, {"prompt": "2+3?"}], other_reward, "questions")
+
+
+def test_a_column_of_a_questions_meta_does_not_pass_for_its_gold(tmp_path, monkeypatch):
+    """What is bound is what the run reads."""
+    read = []
+    monkeypatch.setattr(
+        "exgrpo_orlhf.training.run.train", lambda experiment, *_, **__: read.extend(experiment.questions.load())
+    )
+    for meta in ({"reward_model": {"ground_truth": "5"}}, {"gold": "5"}):
+        asked = Question.make("mine", "2+2?", "4", meta)
+        model = "PretrainedModel.path = 'some/model'"
+        train([asked], other_reward, out=tmp_path / str(len(read)), bindings=[model, "Work.model = @PretrainedModel()"])
+    assert [(one.prompt, one.answer) for one in read] == [("2+2?", "4")] * 2
 
 
 @pytest.mark.parametrize(

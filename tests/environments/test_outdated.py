@@ -14,6 +14,7 @@ from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.io.files import sha256
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.replay.prefix import Prefix
 from exgrpo_orlhf.settings import Sampling
 from exgrpo_orlhf.training import preparation
 
@@ -78,6 +79,24 @@ def test_an_environment_that_answers_rewards_or_ends_otherwise_or_fails_is_notic
     path.write_text(WORLD.format(step=step, changed=changed))
     engine.player.environment = replace(CALCULATOR, path=str(path))
     assert all(engine.outdated(pairs))
+
+
+@pytest.mark.parametrize("changed", ["{'environment_feedback': '77'}", "{'done': True}"])
+def test_a_given_part_that_is_not_answered_as_it_was_makes_an_ungradable_rollout_without_a_given_token(
+    changed, calculated, tmp_path
+):
+    """Or tokens of the stored episode would be trained on as the policy's."""
+    engine, stored = calculated
+    path = tmp_path / "changed.py"
+    path.write_text(WORLD.format(step="pass", changed=changed))
+    engine.player.environment = replace(CALCULATOR, path=str(path))
+    prefix, turns = Prefix(), lambda one: prefix.given(one, 0.99, 24, None)
+    question, episode = next(pair for pair in stored if turns(pair[1]))
+    plan = Plan(1, [], [question], {question: [episode]}, rollouts_per_replayed=4, given={question.id: turns(episode)})
+    [group] = engine.rollout(plan, 4)
+    for one in group.rollouts:
+        assert one.grade.verdict == "error"
+        assert (one.reward, one.given, one.length) == (None, 0, 1)
 
 
 def test_with_a_verifier_the_environments_reward_does_not_count(calculated, tmp_path):

@@ -73,6 +73,14 @@ def test_a_plan_gives_each_question_the_first_tokens_of_its_chosen_response_and_
     assert not len(given.given_to(plan.fresh[0]))
 
 
+def test_a_question_that_returns_from_retirement_is_not_twice_in_a_batch_that_continues_it():
+    buffer = observed({4: LATEST[4]})
+    buffer.retirement = RetirementPolicy(revisits_every=3, revisited_share=1.0)
+    plan = mixer(b=4, rho=0.5, injection=Prefix(of="failures")).plan(source(), buffer, 3)
+    assert [question.id for question in plan.replayed] == [QUESTIONS[4].id]
+    assert len({question.id for question in (*plan.fresh, *plan.replayed)}) == plan.questions == 4
+
+
 @pytest.mark.parametrize(
     ("share", "room", "given"), [(0.0, PAST, 0), (0.5, PAST, 3), (0.99, PAST, 5), (0.99, 4, 3), (0.99, 1, 0)]
 )

@@ -191,6 +191,10 @@ def test_no_message_has_the_user_the_password_or_the_query_of_an_address(caplog)
         Verifier("exact", url=private)
     with pytest.raises(ValueError, match="is no address") as malformed:
         Verifier("http", url=private.replace("http", "htp"))
+    for address in ("http://me:hid#den@host/x", "http://:5000/get_reward"):
+        with pytest.raises(ValueError, match="is no address") as malformed:
+            Verifier("http", url=address)
+        assert "hid" not in str(malformed.value)
     with pytest.raises(ValueError, match="is no address: Port out of range"):
         Verifier("http", url="http://host:99999/get_reward")
     with pytest.raises(ValueError, match="must be set") as slash:

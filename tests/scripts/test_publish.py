@@ -64,7 +64,7 @@ def test_the_folder_is_a_model_with_a_card_of_its_run(checkpoint, warm_model, tm
     assert "LoRA.rank = 2" in card.text
     assert "validation/ModularChains.count = 10" in card.text
     manifest = json.loads((checkpoint / "replay" / "manifest.json").read_text())
-    assert f"{manifest['trajectories']} stored trajectories of {manifest['questions']} questions" in card.text
+    assert f"{manifest['trajectories']} stored trajectories, {manifest['questions']} questions with" in card.text
     first, last = (next(row for row in rows(checkpoint.parent) if row["step"] == step) for step in (0, 2))
     name = "validation/avg_at_1"
     low, high = (f"{last[f'interval/{name}_{end}']:.4g}" for end in ("low", "high"))
@@ -89,6 +89,8 @@ def test_a_run_without_lora_replay_and_validation_has_a_card_too(warm_model, tmp
 @pytest.mark.parametrize(("recipe", "binding"), [
     ("recipes/late_injection.gin", "LateInjection.choice = "),
     ("recipes/prefixes.gin", "Prefix.share = @AdaptiveShare()\nAdaptiveShare."),
+    ("baselines/repo_recent.gin", "StoredGroup.choice = 'newest'"),
+    ("baselines/advantage_per.gin", "StoredRows."),
 ])  # fmt: skip
 def test_a_card_has_what_is_bound_of_the_way_of_injecting(recipe, binding, warm_model, tmp_path, run_script):
     more = ["train.steps = 1", "train.eval_every = None"]
@@ -114,6 +116,7 @@ def test_nothing_that_is_published_has_a_path_of_the_machine(checkpoint, warm_mo
     ("a = 'http://host:8000/v1'", "a = 'http://host:8000/v1'"),
     ("a = ('/x/y/', '/z')", "a = ('y/', '/z')"),
     ("a = 'org/model'", "a = 'org/model'"),
+    ("a = '/no_think Put a/b into the box.'", "a = '/no_think Put a/b into the box.'"),
     ("a = 'datasets/q.parquet' / 2", "a = 'datasets/q.parquet' / 2"),
 ])  # fmt: skip
 def test_absolute_paths_keep_their_last_part(text, shown):
