@@ -19,7 +19,7 @@ REPLAYING = {"luffy", "remix", "rlep", "prefix_sampling", "prefix_rl", "failure_
 STEPS = 5
 REPO = [  # as the files say, for groups of 4 and questions that come in three of the five steps
     *("ModularChains.count = 12", "StoredGroup.rows = 4", "StoredGroup.least = 4"),
-    *("ReplayBuffer.per_question = 4", "train.eval_every = 2"),
+    "ReplayBuffer.per_question = 4",
 ]
 
 
@@ -45,7 +45,7 @@ def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:
     small = [each for each in small_bindings(model) if not each.startswith(("ReplayMixer.", "train.steps"))]
     steps = [] if name == "sft" else [f"train.steps = {STEPS}"]
     files = [f"{name}.gin"] if name in ("base", "recipes/su01") else [f"baselines/{name}.gin"]
-    train_in(run, [*small, *steps, "train.eval_every = None", "train.save_every = 5", *more], files)
+    train_in(run, [*small, *steps, "train.eval_every = 5", "train.save_every = 5", *more], files)
     return timeless(run)[1:]
 
 
