@@ -23,9 +23,8 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf_ranks import K, arguments, assembled_actor, experiences_of, mixed_batch
 from transformers import AutoModelForCausalLM
 
-from exgrpo_orlhf.engines import model as shared
 from exgrpo_orlhf.engines.openrlhf import actor
-from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.objective import MixedPolicyLoss, token_stats
 
 LOSS = MixedPolicyLoss(response_length=12, kl_coef=0.01, entropy_coef=0.001)
 GROUPS = 4
@@ -87,7 +86,7 @@ def work(model: Path, device: str, packed: bool) -> dict[str, Any]:
 
 def planted(model: Path) -> dict[str, str]:
     """The error messages if a tensor was left on the CPU."""
-    stats, loss = shared.token_stats, actor.MixedLoss.forward
+    stats, loss = token_stats.token_stats, actor.MixedLoss.forward
 
     def other_stats(hidden: Any, weight: Any, targets: Any, **more: Any) -> Any:
         return stats(hidden, weight, targets.cpu(), **more)
@@ -98,7 +97,7 @@ def planted(model: Path) -> dict[str, str]:
     on_cuda = lambda: work(model, "cuda", packed=False)
     return messages_of(
         {
-            "forward": (shared, "token_stats", other_stats, on_cuda),
+            "forward": (token_stats, "token_stats", other_stats, on_cuda),
             "loss": (actor.MixedLoss, "forward", other_loss, on_cuda),
         }
     )
