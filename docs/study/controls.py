@@ -1,8 +1,10 @@
 #!/usr/bin/env python
-"""What the stored row adds beyond asking again: the answer by plan_controls.md, from the runs that are there so far.
+"""A method against the best of its controls, on one bed: the answer by plan_controls.md or plan_prefixes.md, from the
+runs that are there so far.
 
-    python docs/study/controls.py --add runs/controls   # keeps the complete runs in controls_runs.csv
-    python docs/study/controls.py                       # what is missing next, or the test; the table as Markdown
+    python docs/study/controls.py --add runs/controls                 # keeps the complete runs in controls_runs.csv
+    python docs/study/controls.py                                     # what is missing next, or the test; as Markdown
+    python docs/study/controls.py --bed prefixes_rarer [--add runs/prefixes_rarer]      # likewise
 
 Exit status: 0, or 2 for files that cannot be used.
 """
@@ -13,7 +15,7 @@ import argparse
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,31 +31,64 @@ from exgrpo_orlhf.io.files import write  # noqa: E402
 from exgrpo_orlhf.show.seeds import mean, sign_flip  # noqa: E402
 from exgrpo_orlhf.show.tables import NONE, csv_text, first_few, markdown_table, p_value  # noqa: E402
 
-FILE = HERE / "controls_runs.csv"
-RATES = ("5e-5", "1e-4", "2e-4", "4e-4")
-BEYOND = {"5e-5": "2.5e-5", "4e-4": "8e-4"}  # asked for once, of an arm whose best rate is at that edge
+LADDER = ("2.5e-5", "5e-5", "1e-4", "2e-4", "4e-4", "8e-4")  # of rates
 TWICE = "_twice"  # how a group's folder, and an arm here, ends whose runs make twice the steps
-METHOD = "method"
 HEAD = ("arm", "rate", "seed", "step", "accuracy", "generated")
+
+
+class Bed(NamedTuple):
+    """Arms that are compared on one bed.
+
+    suite: its runs are in <suite>_runs.csv
+    methods: of its arms, those of which the best is compared with the best of the others
+    rates: of the grid
+    others: a bed whose arms are among the others, by their runs there
+    twice: whether the two compared arms are described after twice the steps
+    """
+
+    suite: str
+    methods: tuple[str, ...]
+    rates: tuple[str, ...]
+    others: Bed | None = None
+    twice: bool = False
+
+    @property
+    def file(self) -> Path:
+        return HERE / f"{self.suite}_runs.csv"
+
+    @property
+    def arms(self) -> list[str]:
+        return list(config.load_suite(f"docs/study/suites/{self.suite}.gin").variants)
+
+
+CONTROLS = Bed("controls", ("method",), LADDER[1:5], twice=True)
+PREFIXES, FEWER = ("prefixes_k4", "prefixes_k8"), LADDER[1:4]
+BEDS = {
+    "controls": CONTROLS,
+    "prefixes_rarer": Bed("prefixes_rarer", PREFIXES, FEWER, CONTROLS),
+    "prefixes_seldom": Bed("prefixes_seldom", PREFIXES, FEWER),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", type=Path, metavar="FOLDER", help="of the group's runs: runs/controls")
+    parser.add_argument("--bed", choices=BEDS, default="controls")
     arguments = parser.parse_args()
     try:
+        bed = BEDS[arguments.bed]
         if arguments.add:
-            add(arguments.add)
-        print("\n".join(answer()))
+            add(arguments.add, bed.file)
+        print("\n".join(answer(bed)))
     except (OSError, KeyError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def add(folder: Path) -> None:
+def add(folder: Path, file: Path) -> None:
     """Adds the runs that have made all their steps and are not in the file yet."""
-    rows: list[dict[str, Any]] = [*rows_of(FILE)] if FILE.exists() else []
+    rows: list[dict[str, Any]] = [*rows_of(file)] if file.exists() else []
     there = {(row["arm"], row["rate"], int(row["seed"])) for row in rows}
     for run in sorted(folder.glob("*/seed*")):
         if not (run / "config.gin").exists():
@@ -66,24 +101,29 @@ def add(folder: Path) -> None:
             measured = [{name: row[name] for name in HEAD[3:]} for row in evaluations(run, experiment)]
             rows += [dict(zip(HEAD[:3], key, strict=True)) | row for row in measured]
     rows.sort(key=lambda row: (row["arm"], float(row["rate"]), int(row["seed"]), int(row["step"])))
-    write(FILE, csv_text(HEAD, rows))
+    write(file, csv_text(HEAD, rows))
 
 
-def runs() -> list[Run]:
-    rows = [*rows_of(FILE)] if FILE.exists() else []
-    found = []
+def runs(bed: Bed) -> dict[tuple[str, str, int], Run]:
+    """By arm, rate and seed."""
+    rows = [*rows_of(bed.file)] if bed.file.exists() else []
+    found = {}
     for (arm, rate, seed), group in groupby(rows, key=lambda row: (row["arm"], row["rate"], row["seed"])):
         own = list(group)
         accuracy, generated = (np.array([float(row[name]) for row in own]) for name in HEAD[4:])
-        found.append(Run(arm, rate, int(seed), accuracy, {"generated": generated, "trained": generated, "updates": 0}))
-    return found
+        sums = {"generated": generated, "trained": generated, "updates": 0}
+        found[arm, rate, int(seed)] = Run(arm, rate, int(seed), accuracy, sums)
+    return found | (runs(bed.others) if bed.others else {})
 
 
-def answer() -> list[str]:
+def answer(bed: Bed) -> list[str]:
     """The tuning table; then the test, or which runs it lacks."""
-    arms = list(config.load_suite("docs/study/suites/controls.gin").variants)
-    tuned = {(run.arm, run.rate, run.seed): run for run in runs() if run.seed in TUNING}
-    wanted = [(arm, rate, seed) for arm in arms for rate in RATES for seed in TUNING]
+    grids = {arm: bed.rates for arm in bed.arms} | {
+        arm: bed.others.rates for arm in (bed.others.arms if bed.others else ())
+    }
+    found = runs(bed)
+    tuned = {key: run for key, run in found.items() if run.seed in TUNING and run.arm in grids}
+    wanted = [(arm, rate, seed) for arm, rates in grids.items() for rate in rates for seed in TUNING]
     if not tuned:
         return [f"none of the {len(wanted)} tuning runs is there"]
     tokens = smallest_end([run for run in tuned.values() if run.accuracy[-1] > 0] or [*tuned.values()])
@@ -94,44 +134,51 @@ def answer() -> list[str]:
         last = [run.accuracy[run.cost() <= tokens][-3:].mean() for run in of_seed]
         return float(np.mean(last)) if len(last) == len(TUNING) else float("nan")
 
-    rates_tried = (BEYOND[RATES[0]], *RATES, BEYOND[RATES[-1]])
-    levels = {arm: {rate: level(arm, rate) for rate in rates_tried} for arm in arms}
+    levels = {arm: {rate: level(arm, rate) for rate in LADDER} for arm in grids}
     cells = lambda values: [NONE if np.isnan(value) else f"{value:.3f}" for value in values]
-    table = [(arm, *cells(of_rate.values())) for arm, of_rate in levels.items()]
-    lines = markdown_table(("arm", *rates_tried), table)
+    lines = markdown_table(("arm", *LADDER), [(arm, *cells(of_rate.values())) for arm, of_rate in levels.items()])
     best = lambda arm, among: max(
         among, key=lambda rate: np.nan_to_num(levels[arm][rate], nan=-1.0)
     )  # the first of equals
     if not (missing := [key for key in wanted if key not in tuned]):
-        edges = {arm: BEYOND[rate] for arm in arms if (rate := best(arm, RATES)) in BEYOND}
+        edges = {arm: beyond for arm, rates in grids.items() if (beyond := _beyond(best(arm, rates), rates))}
         wanted += [(arm, rate, seed) for arm, rate in edges.items() for seed in TUNING]
         missing = [key for key in wanted if key not in tuned]
     if missing:
         return [*lines, "", f"{len(missing)} of {len(wanted)} tuning runs are missing: {_names(missing)}"]
-    rates = {arm: best(arm, rates_tried) for arm in arms}
+    rates = {arm: best(arm, LADDER) for arm in grids}
     end = lambda arm: np.mean([tuned[arm, rates[arm], seed].at(tokens) for seed in TUNING])
-    control = max((arm for arm in arms if arm != METHOD), key=end)
-    lines += ["", *(f"{arm}: rate {rates[arm]}, {end(arm):.3f} at {tokens:,.0f} tokens" for arm in arms)]
-    lines += ["", f"{METHOD} against {control}, chosen by the tuning seeds"]
-    return lines + _test({arm: rates[arm] for arm in (METHOD, control)})
+    method = max(bed.methods, key=end)
+    control = max((arm for arm in grids if arm not in bed.methods), key=end)
+    lines += ["", *(f"{arm}: rate {rates[arm]}, {end(arm):.3f} at {tokens:,.0f} tokens" for arm in grids)]
+    lines += ["", f"{method} against {control}, chosen by the tuning seeds"]
+    return lines + _test({arm: rates[arm] for arm in (method, control)}, found, bed.twice)
 
 
-def _test(rates: dict[str, str]) -> list[str]:
-    found = {(run.arm, run.seed): run for run in runs() if rates.get(run.arm) == run.rate}
-    needed = [(arm, rates[arm], seed) for arm in rates for seed in CONFIRMED]
-    if missing := [key for key in needed if (key[0], key[2]) not in found]:
+def _beyond(rate: str, grid: tuple[str, ...]) -> str | None:
+    """The rate that is asked for once, of an arm whose best is at an edge of its grid."""
+    at = LADDER.index(rate)
+    return LADDER[at - 1] if rate == grid[0] else LADDER[at + 1] if rate == grid[-1] else None
+
+
+def _test(rates: dict[str, str], found: dict[tuple[str, str, int], Run], twice: bool) -> list[str]:
+    needed = [(arm, rate, seed) for arm, rate in rates.items() for seed in CONFIRMED]
+    if missing := [key for key in needed if key not in found]:
         return [f"{len(missing)} of {len(needed)} report runs are missing: {_names(missing)}"]
-    tokens = smallest_end([found[arm, seed] for arm, _, seed in needed])
-    method, control = ([found[arm, seed].at(tokens) for seed in CONFIRMED] for arm in rates)
+    tokens = smallest_end([found[key] for key in needed])
+    method, control = ([found[arm, rate, seed].at(tokens) for seed in CONFIRMED] for arm, rate in rates.items())
     gains = [ours - theirs for ours, theirs in zip(method, control, strict=True)]
     means = " and ".join(f"{np.mean(values):.3f}" for values in (method, control))
     p = p_value(float(sign_flip(gains)))
     said = [f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {means}, {shown(mean(gains))}, exact p {p}"]
-    twice = {(run.arm, run.seed): run for run in runs() if run.arm.endswith(TWICE)}
-    if missing := [(arm + TWICE, rates[arm], seed) for arm, _, seed in needed if (arm + TWICE, seed) not in twice]:
+    if not twice:
+        return said
+    longer = [(arm + TWICE, rate, seed) for arm, rate, seed in needed]
+    if missing := [key for key in longer if key not in found]:
         return [*said, f"{len(missing)} of {len(needed)} runs of twice the steps are missing: {_names(missing)}"]
-    tokens = smallest_end([*twice.values()])
-    means = " and ".join(f"{np.mean([twice[arm + TWICE, seed].at(tokens) for seed in CONFIRMED]):.3f}" for arm in rates)
+    tokens = smallest_end([found[key] for key in longer])
+    of_arm = ([found[arm + TWICE, rate, seed].at(tokens) for seed in CONFIRMED] for arm, rate in rates.items())
+    means = " and ".join(f"{np.mean(values):.3f}" for values in of_arm)
     return [*said, f"at {tokens:,.0f} tokens, described: {means}"]
 
 

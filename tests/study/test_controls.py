@@ -7,7 +7,6 @@ import sys
 import pytest
 from run_builders import ROOT, train_small
 
-from exgrpo_orlhf import config
 from exgrpo_orlhf.show.tables import csv_text
 
 
@@ -15,7 +14,7 @@ from exgrpo_orlhf.show.tables import csv_text
 def controls(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "docs" / "study")
     module = __import__("controls")
-    monkeypatch.setattr(module, "FILE", tmp_path / "controls_runs.csv")
+    monkeypatch.setattr(module, "HERE", tmp_path)  # of the CSV files
     yield module
     for name in ("controls", "pays"):
         sys.modules.pop(name, None)
@@ -28,26 +27,26 @@ def rows(controls, arm: str, rate: str, seed: int, end: float, generated: float 
 
 
 def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test_it(controls):
-    arms = list(config.load_suite("docs/study/suites/controls.gin").variants)
+    bed = controls.CONTROLS
     best = {"method": 0.5, "asked_again_k4": 0.4}  # at 1e-4, but for
     at_edge = {"on_policy_k4": {"5e-5": 0.35}}
-    gain = dict(zip(controls.RATES, (-0.2, 0.0, -0.1, -0.2), strict=True))
+    gain = dict(zip(bed.rates, (-0.2, 0.0, -0.1, -0.2), strict=True))
     made = [
         row
-        for arm in arms
-        for rate in controls.RATES
+        for arm in bed.arms
+        for rate in bed.rates
         for seed in controls.TUNING
         for row in rows(controls, arm, rate, seed, at_edge.get(arm, {}).get(rate, best.get(arm, 0.3) + gain[rate]))
     ]
-    assert controls.answer() == ["none of the 64 tuning runs is there"]
-    controls.FILE.write_text(csv_text(controls.HEAD, made[:-4]))
-    assert controls.answer()[-1] == "1 of 64 tuning runs are missing: std_by_sequence_k8 4e-4 seed 101"
-    controls.FILE.write_text(csv_text(controls.HEAD, made))
-    assert controls.answer()[-1].startswith("2 of 66 tuning runs are missing: on_policy_k4 2.5e-5 seed 100")
+    assert controls.answer(bed) == ["none of the 64 tuning runs is there"]
+    bed.file.write_text(csv_text(controls.HEAD, made[:-4]))
+    assert controls.answer(bed)[-1] == "1 of 64 tuning runs are missing: std_by_sequence_k8 4e-4 seed 101"
+    bed.file.write_text(csv_text(controls.HEAD, made))
+    assert controls.answer(bed)[-1].startswith("2 of 66 tuning runs are missing: on_policy_k4 2.5e-5 seed 100")
     for seed in controls.TUNING:
         made += rows(controls, "on_policy_k4", "2.5e-5", seed, 0.38)
-    controls.FILE.write_text(csv_text(controls.HEAD, made))
-    *lines, chosen, missing = controls.answer()
+    bed.file.write_text(csv_text(controls.HEAD, made))
+    *lines, chosen, missing = controls.answer(bed)
     assert "on_policy_k4: rate 2.5e-5, 0.380 at 100 tokens" in lines
     assert "method: rate 1e-4, 0.500 at 100 tokens" in lines
     assert chosen == "method against asked_again_k4, chosen by the tuning seeds"
@@ -55,29 +54,42 @@ def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test
     for seed in controls.CONFIRMED:  # the control generates twice the tokens: at 100 it is half way
         made += rows(controls, "method", "1e-4", seed, 0.5)
         made += rows(controls, "asked_again_k4", "1e-4", seed, 0.4 + (seed - 10) / 100, 200.0)
-    controls.FILE.write_text(csv_text(controls.HEAD, made))
+    bed.file.write_text(csv_text(controls.HEAD, made))
     # 0.5 − (0.4 + s)/2, s from 0 to 0.07; all eight are above 0: two of 256 sign patterns are as far
-    *_, tested, missing = controls.answer()
+    *_, tested, missing = controls.answer(bed)
     assert tested.startswith("at 100 tokens, 8 seeds: 0.500 and 0.217, +0.282 [")
     assert tested.endswith("exact p 0.0078")
     assert missing.startswith("16 of 16 runs of twice the steps are missing: method_twice 1e-4 seed 10")
     for seed in controls.CONFIRMED:
         made += rows(controls, "method_twice", "1e-4", seed, 0.6, 200.0)
         made += rows(controls, "asked_again_k4_twice", "1e-4", seed, 0.7, 200.0)
-    controls.FILE.write_text(csv_text(controls.HEAD, made))
-    assert controls.answer()[-1] == "at 200 tokens, described: 0.600 and 0.700"
+    bed.file.write_text(csv_text(controls.HEAD, made))
+    assert controls.answer(bed)[-1] == "at 200 tokens, described: 0.600 and 0.700"
+
+
+def test_a_bed_takes_its_controls_from_another_beds_runs(controls):
+    bed = controls.BEDS["prefixes_rarer"]
+    level = {"prefixes_k8": 0.5, "method": 0.4}
+    for of in (bed, bed.others):
+        grid = [(arm, rate, seed) for arm in of.arms for rate in of.rates for seed in controls.TUNING]
+        made = [rows(controls, *key, level.get(key[0], 0.3) - 0.1 * (key[1] != "1e-4")) for key in grid]
+        of.file.write_text(csv_text(controls.HEAD, [row for own in made for row in own]))
+    *_, chosen, missing = controls.answer(bed)
+    assert chosen == "prefixes_k8 against method, chosen by the tuning seeds"
+    assert missing.startswith("16 of 16 report runs are missing: prefixes_k8 1e-4 seed 10")
 
 
 def test_a_finished_run_is_added_once_by_its_folders_name_and_an_unfinished_one_is_not(controls, raw_model, tmp_path):
     run = tmp_path / "controls" / "method-learning_rate=2e-4" / "seed0"
     train_small(raw_model, run, "Optimizer.learning_rate = 2e-4", "train.steps = 4")
-    controls.add(run.parents[1])
-    controls.add(run.parents[1])
-    (found,) = controls.runs()
+    bed = controls.CONTROLS
+    controls.add(run.parents[1], bed.file)
+    controls.add(run.parents[1], bed.file)
+    (found,) = controls.runs(bed).values()
     assert (found.arm, found.rate, found.seed) == ("method", "2e-4", 0)
     assert found.cost()[-1] > found.cost()[0] == 0
-    controls.FILE.unlink()
+    bed.file.unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:-1]))
-    controls.add(run.parents[1])
-    assert controls.runs() == []
+    controls.add(run.parents[1], bed.file)
+    assert controls.runs(bed) == {}
