@@ -24,6 +24,16 @@ FLOORS = (
     {"checks", "rounding"},
 )
 CORE = frozenset().union(*FLOORS)
+# What a newcomer holds in the head: six rooms of the core, each of one or more folders, and the parts. What is in neither
+# is the ground on which all stand.
+ROOMS = (
+    {"__main__", "preflight", "config"},
+    {"training"},
+    {"engines"},
+    {"tracking", "checkpoints", "experiment"},
+    {"sampling", "environments", "rewards"},
+    {"replay", "objective", "questions"},
+)
 # What stands beside the core, and what it may import. A name with a dot is one module, and that alone.
 PARTS = {
     "grader": set(),
@@ -115,6 +125,19 @@ def _circle(graph: dict[str, set[str]]) -> set[str]:
         for name in done:
             del left[name]
     return set(left)
+
+
+def test_the_rooms_and_their_arrows_are_few():
+    room = {
+        folder: min(folders)
+        for folders in (*ROOMS, *({part} for part in PARTS.keys() - {"show"}))
+        for folder in folders
+    }
+    pairs = {(room.get(_room(name)), room.get(_room(other))) for name in GRAPH for other in GRAPH[name] if "." in other}
+    arrows = {(one, another) for one, another in pairs if one and another and one != another}
+    assert len({*room.values()}) <= 14
+    assert len(arrows) <= 41
+    assert not {(another, one) for one, another in arrows} & arrows
 
 
 def test_no_module_imports_itself_by_a_detour():
