@@ -24,8 +24,8 @@ FLOORS = (
     {"checks", "rounding"},
 )
 CORE = frozenset().union(*FLOORS)
-# What a newcomer holds in the head: six rooms of the core, each of one or more folders, and the parts. What is in neither
-# is the ground on which all stand.
+# What a newcomer holds in the head: six rooms of the core, each of one or more folders, and the parts. What is in
+# neither is the ground on which all stand.
 ROOMS = (
     {"__main__", "preflight", "config"},
     {"training"},
