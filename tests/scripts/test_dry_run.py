@@ -206,6 +206,12 @@ def test_the_local_engine_plans_too_and_a_model_that_is_not_there_yet_is_not_tra
     _, lines, _ = dry_run(["toy.gin"], small_bindings(raw_model, *rising, *revisits))
     planned = "ρ = 0, 0 questions of a batch, to ρ = 0.5 in 9 steps and late injection, from the first step"
     assert lines["replay"] == planned
+    _, lines, errors = dry_run(["toy.gin", "baselines/repo_all.gin"], small_bindings(raw_model))
+    assert (lines["replay"], errors) == ("added rows, from the first step", [])
+    assert "; up to 16 stored rows are added to each: @StoredGroup(); " in lines["batch"]
+    _, lines, errors = dry_run(["toy.gin", "ablations/prefix_both.gin"], small_bindings(raw_model))
+    of_both = "the beginning of stored successes and failures, at most 88% of one: @AdaptiveShare()"
+    assert (lines["given"], errors) == (of_both, [])
     monkeypatch.setattr(ChainModel, "prepare", lambda self: pytest.fail("it was trained"))
     done, lines, errors = dry_run(["toy.gin"], [f"ChainModel.cache = {str(tmp_path / 'cache')!r}"])
     assert (done.returncode, errors) == (0, [])

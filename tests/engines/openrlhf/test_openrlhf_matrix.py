@@ -106,8 +106,9 @@ def all_cells() -> dict[str, dict[str, Any]]:
             "dual_clip": (None, 3.0)[i % 2],
         }
         loss["divisors"] = ("apart", "together", "apart", "together")[i]
-        name, flags = f"zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'} added", {"ds.zero_stage": stage}
-        cells[name] = cell(1 + i // 2, loss, flags={**flags, **batches}, added=True, ahead=i == 3)
+        flags = {"ds.zero_stage": stage, "ds.packing_samples": i % 2 == 1, **batches}
+        name = f"zero-{stage} {'dynamic packed' if i % 2 else 'static padded'} added"
+        cells[name] = cell(1 + i // 2, loss, flags=flags, added=True, ahead=i == 3)
     cells |= {name: layout_cell(name) for name in LAYOUTS}
     for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
         name = f"without the fix, zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"
