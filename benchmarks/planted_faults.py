@@ -32,7 +32,7 @@ ENVIRONMENT = dict(os.environ)  # before any library changes it
 if torch.version.cuda is None:  # an actor without a GPU sees no CUDA in a build for CUDA either
     cpu.install()
 
-from exgrpo_orlhf.engines.openrlhf import trainer  # noqa: E402
+from exgrpo_orlhf.engines.openrlhf import openrlhf_engine  # noqa: E402
 from exgrpo_orlhf.selftest import actors, cluster, parity  # noqa: E402  (after install)
 from exgrpo_orlhf.selftest.examination import examine  # noqa: E402
 from exgrpo_orlhf.selftest.finding import Finding  # noqa: E402
@@ -86,17 +86,17 @@ FAULTS: dict[str, Callable[[Experiences, Sequence[torch.Tensor]], None]] = {
 
 @contextmanager
 def planted(fault: str, doctor: cluster.DoctorTrainer) -> Iterator[None]:
-    """Plants a fault of FAULTS where the trainer turns its batch into OpenRLHF's rows."""
+    """Plants a fault of FAULTS where the engine turns its batch into OpenRLHF's rows."""
 
     def as_experience(batch: Any, rows: Any, *more: Any) -> Any:
         experiences = right(batch, rows, *more)
         stored = [one for one in experiences if one.info["replayed"]]
-        measured = doctor.measure([rows[int(one.labels[0])] for one in stored])
+        measured = doctor.engine.measure([rows[int(one.labels[0])] for one in stored])
         FAULTS[fault](stored, [torch.from_numpy(one.logprobs) for one in measured])
         return experiences
 
-    right = trainer.as_experience
-    with patch.object(trainer, "as_experience", as_experience):
+    right = openrlhf_engine.as_experience
+    with patch.object(openrlhf_engine, "as_experience", as_experience):
         yield
 
 
@@ -129,12 +129,12 @@ class FaultyTrainer(cluster.DoctorTrainer):
         return replace(healthy, check="replay")
 
     def check_gradient(self) -> Finding:
-        self._ranks("set_synced", False)
+        self.engine.on_ranks("set_synced", False)
         return super().check_gradient()
 
     def check_sync(self) -> Finding:
         self._put(replace(super().check_sync(), check=UNSYNCED))
-        self._ranks("set_synced", True)
+        self.engine.on_ranks("set_synced", True)
         return super().check_sync()
 
 

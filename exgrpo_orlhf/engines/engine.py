@@ -93,7 +93,7 @@ class Engine(ABC):
     whole_batches: bool
     overlaps_update: bool
 
-    def _request(self, temperature: float, top_p: float = 1.0) -> Request:
+    def request(self, temperature: float, top_p: float = 1.0) -> Request:
         """For any prompt and seed."""
         tokens, end = self.sampling.max_response_tokens, tuple(self.prompts.turn_ends())
         return Request((), 0, tokens, temperature, top_p, end=end, logprobs=self.sampler_logprobs)
@@ -102,7 +102,7 @@ class Engine(ABC):
         """Fresh ungraded responses, of each question as many as `Plan.rollout_counts` says. Groups come in any order,
         one by one as they are completed. Raises EngineLost."""
         questions, counts = [*plan.fresh, *plan.replayed], plan.rollout_counts(group_size)
-        request = self._request(self.sampling.temperature)
+        request = self.request(self.sampling.temperature)
         if self.player:
             owners = [i for i, count in enumerate(counts) for _ in range(count)]
             seeds = episode_seeds(self.seed, plan.step, plan.round, len(owners))
@@ -159,7 +159,7 @@ class Engine(ABC):
         self, questions: Sequence[Question], seeds: Sequence[Sequence[int]], temperature: float, top_p: float
     ) -> list[list[Rollout]]:
         """For evaluation: an ungraded response to each question for each of its seeds. temperature: 0 is greedy"""
-        request = self._request(temperature, top_p)
+        request = self.request(temperature, top_p)
         seed_questions = [question for question, its_seeds in zip(questions, seeds, strict=True) for _ in its_seeds]
         all_seeds = [seed for its_seeds in seeds for seed in its_seeds]
         if self.player:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import ray
@@ -84,15 +84,12 @@ class DoctorTrainer(MixedTrainer):
         """For the driver, which is perhaps on another node: every node sees the folder, as the check `nodes` found."""
         JsonLines(self.spec.run.parent / FINDINGS).add(asdict(finding))
 
-    def _ranks(self, method: str, *args: Any) -> list[Any]:
-        return list(self._results(self.actor_model_group.async_run_method(method, *args)))
-
     # -- the checks ---------------------------------------------------------------------------------------------------
 
     def check_ranks(self) -> Finding:
         """The ranks reach one another, and an all-reduce gives the right sum."""
-        megabytes = 4 if self.settings.cpu_bench else 256
-        sums, speeds = zip(*self._ranks("collective", megabytes), strict=True)
+        megabytes = 4 if self.engine.settings.cpu_bench else 256
+        sums, speeds = zip(*self.engine.on_ranks("collective", megabytes), strict=True)
         right = all(total == len(sums) for total in sums)
         return judged(
             "ranks",
@@ -107,12 +104,12 @@ class DoctorTrainer(MixedTrainer):
         sees the model, if it is a path."""
         marker = self.spec.run / f".marker-{uuid.uuid4().hex}"
         marker.touch()
-        missing = self._ranks("sees", str(marker), list(self.plan.paths))
+        missing = self.engine.on_ranks("sees", str(marker), list(self.plan.paths))
         written = {int(path.name.rpartition("-")[2]) for path in marker.parent.glob(f"{marker.name}-*")}
         for path in marker.parent.glob(f"{marker.name}*"):
             path.unlink()
         bad = [f"rank {rank} does not see {', '.join(paths)}" for rank, paths in enumerate(missing) if paths]
-        bad += [f"what rank {rank} writes is not seen here" for rank in range(self.ranks) if rank not in written]
+        bad += [f"what rank {rank} writes is not seen here" for rank in range(self.engine.ranks) if rank not in written]
         return judged(
             "folder",
             not bad,
@@ -124,7 +121,7 @@ class DoctorTrainer(MixedTrainer):
         """The driver's variables that matter are set in every actor; those that are passed on have the same value."""
         same, present = self.plan.same, self.plan.present
         lost: dict[str, list[str]] = {}
-        for place, found in self._ranks("whereabouts", [*same, *present]):
+        for place, found in self.engine.on_ranks("whereabouts", [*same, *present]):
             for name in [*(n for n in same if found.get(n) != same[n]), *(n for n in present if n not in found)]:
                 lost.setdefault(name, []).append(place)
         bad = [f"{name} does not arrive at {', '.join(places)}" for name, places in lost.items()]
@@ -149,14 +146,15 @@ class DoctorTrainer(MixedTrainer):
 
     def _gap(self) -> float:
         """Mean absolute difference of the engines' and the trainer's log-probs of sampled tokens, nats."""
-        questions = self.experiment.questions.load()[: 4 * self.ranks]
-        like = replace(self._request(self.sampling.temperature), n=2, max_tokens=RESPONSE, logprobs=True)
+        engine = self.engine
+        questions = engine.experiment.questions.load()[: 4 * engine.ranks]
+        like = replace(engine.request(engine.sampling.temperature), n=2, max_tokens=RESPONSE, logprobs=True)
         requests = [
-            replace(like, prompt_ids=self.prompts.encode(question), seed=i) for i, question in enumerate(questions)
+            replace(like, prompt_ids=engine.prompts.encode(question), seed=i) for i, question in enumerate(questions)
         ]
-        rollouts = dict(chain.from_iterable(self.sampler.sample(requests)))
+        rollouts = dict(chain.from_iterable(engine.sampler.sample(requests)))
         pairs = [(request, rollout) for position, request in enumerate(requests) for rollout in rollouts[position]]
-        measured = self.measure([ForwardRow.of(request.prompt_ids, rollout) for request, rollout in pairs])
+        measured = engine.measure([ForwardRow.of(request.prompt_ids, rollout) for request, rollout in pairs])
         gaps = [
             np.abs(of_trainer.logprobs - rollout.sampler_logprobs)
             for of_trainer, (_, rollout) in zip(measured, pairs, strict=True)
@@ -184,9 +182,9 @@ class DoctorTrainer(MixedTrainer):
 
     def _compared(self, check: Literal["replay", "gradient"], remedy: str) -> Finding:
         """The layout's gradient of a random batch against the plain one. Only `gradient` changes the weights."""
-        experiment, frozen = self.experiment, check == "replay"
+        experiment, frozen = self.engine.experiment, check == "replay"
         questions = experiment.questions.load()[: experiment.settings.questions_per_step]
-        batch = parity.random_batch(questions, experiment.settings.group_size, len(self.tokenizer), RESPONSE)
+        batch = parity.random_batch(questions, experiment.settings.group_size, len(self.engine.tokenizer), RESPONSE)
         model, ahead = Path(self.args.actor.model_name_or_path), bool(experiment.settings.generate_ahead)
         if ahead:
             batch = parity.generated_ahead(parity.plain_engine(experiment, model, "float32"), batch)
@@ -209,12 +207,12 @@ class DoctorTrainer(MixedTrainer):
 
     def _gradients(self, batch: MixedBatch, frozen: bool) -> parity.Gradients:
         """Of each optimiser step of an update. frozen: each is skipped, as one whose gradient is too large"""
-        self._ranks("start_recording", frozen)
+        self.engine.on_ranks("start_recording", frozen)
         try:
-            stats = self.update(batch, self.experiment.loss)
+            stats = self.engine.update(batch, self.engine.experiment.loss)
         finally:
-            self.step = 0  # a run counts its own
-            recorded = self._ranks("recorded_gradients")
+            self.engine.step = 0  # a run counts its own
+            recorded = self.engine.on_ranks("recorded_gradients")
         gradients: parity.Gradients = next(part for part in recorded if part)
         if frozen and stats.metrics["policy/skipped_updates"] != len(gradients):
             raise ValueError("an update was made that Optimizer.skip_above_grad_norm should have skipped")
@@ -223,8 +221,8 @@ class DoctorTrainer(MixedTrainer):
     def check_sync(self) -> Finding:
         """After an update the vLLM engines have the actor's weights, bit for bit, and its log-probs. Weights of engines
         with several GPUs are slices, which are not compared."""
-        self.sync()
-        actor, bad, compared = self._ranks("weights")[0], [], 0
+        self.engine.sync()
+        actor, bad, compared = self.engine.on_ranks("weights")[0], [], 0
         for i, engine in enumerate(self.vllm_engines if self.args.vllm.tensor_parallel_size == 1 else ()):
             names, compared = compare_weights(ray.get(engine.weights.remote()), actor)
             if names:
@@ -251,8 +249,8 @@ class DoctorTrainer(MixedTrainer):
         if self.args.ds.enable_sleep:
             before = self._states()
             begin = time.perf_counter()
-            self._ranks("reload_states")
-            self._ranks("offload_states")
+            self.engine.on_ranks("reload_states")
+            self.engine.on_ranks("offload_states")
             seconds = time.perf_counter() - begin
             bad += _changed(before, self._states())
         compared = self.args.vllm.enable_sleep and self.args.vllm.tensor_parallel_size == 1
@@ -271,13 +269,13 @@ class DoctorTrainer(MixedTrainer):
         )
 
     def _engine_weights(self) -> list[dict[str, np.ndarray]]:
-        with self.sampler.awake():
+        with self.engine.sampler.awake():
             return [ray.get(engine.weights.remote()) for engine in self.vllm_engines]
 
     def check_step(self) -> Finding:
         """Two steps of training succeed (three if each batch is generated one step ahead), the last one with replay if
         the experiment has replay, and save a checkpoint."""
-        run = prepare(self.spec, lambda checkpoint: self)
+        run = prepare(self.spec, lambda checkpoint: self.engine)
         run.run(StopFile(self.spec.run))
         _, *rows = run.metrics.rows()
         last = rows[-1]
@@ -285,7 +283,7 @@ class DoctorTrainer(MixedTrainer):
         bad = [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
         if not any(row["policy/grad_norm"] for row in rows):
             bad.append("the gradient of any update")
-        if self.experiment.mixer.share.rho and not last.get("replay/actual_share"):
+        if self.engine.experiment.mixer.share.rho and not last.get("replay/actual_share"):
             bad.append("replayed questions")
         times = ", ".join(f"{name} {last['time/' + name]:.1f}" for name in ("rollout", "update", "step"))
         done = f"{len(rows)} steps, gradient norm {last['policy/grad_norm']:.3g}, checkpoint-{run.saved_step} saved; "
@@ -299,7 +297,7 @@ class DoctorTrainer(MixedTrainer):
 
     def check_resume(self) -> Finding:
         """Weights, optimiser and buffer are loaded as they were saved, and training goes on."""
-        run = prepare(self.spec, lambda checkpoint: self)
+        run = prepare(self.spec, lambda checkpoint: self.engine)
         bad = _changed(json.loads((self.spec.run / STATES).read_text()), self._states())
         again = self.spec.run / "buffer-again"
         snapshot.save(run.buffer, again, run.fingerprint)
@@ -320,10 +318,10 @@ class DoctorTrainer(MixedTrainer):
     def _states(self) -> list[dict[str, float]]:
         """`DoctorActor.states` of every rank. Sleeping states are loaded for it and offloaded again."""
         if not self.args.ds.enable_sleep:
-            return self._ranks("states")
-        self._ranks("reload_states")
-        states = self._ranks("states")
-        self._ranks("offload_states")
+            return self.engine.on_ranks("states")
+        self.engine.on_ranks("reload_states")
+        states = self.engine.on_ranks("states")
+        self.engine.on_ranks("offload_states")
         return states
 
 

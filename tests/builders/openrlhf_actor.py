@@ -17,7 +17,7 @@ from exgrpo_orlhf.engines.lora import gathered
 from exgrpo_orlhf.engines.openrlhf import launch
 from exgrpo_orlhf.engines.openrlhf.actor import MixedPolicyActor
 from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
-from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
+from exgrpo_orlhf.engines.openrlhf.openrlhf_engine import OpenRLHFEngine
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.questions.prompts import PromptEncoder
@@ -83,15 +83,13 @@ def experience_of(actor: Any, batch: MixedBatch) -> list[Any]:
     return as_experience(batch, rows, [measured.logprobs for measured in actor.measure(rows)], base)
 
 
-class TrainerWithoutRay(MixedTrainer):
-    """MixedTrainer.update with one actor, in this process. measured: the rows that it has measured before the step"""
-
-    ranks, step = 1, 1
+class EngineWithoutRay(OpenRLHFEngine):
+    """OpenRLHFEngine.update with one actor, in this process. measured: the rows that it has measured before the step"""
 
     def __init__(self, actor: Any) -> None:
-        self.actor, self.args, self.prompts = actor, actor.strategy.args, actor.encoder
-        self.experiment, self.settings = actor.experiment, actor.experiment.openrlhf
-        self.actor_model_group, self.measured = self, []
+        self.actor, self.measured = actor, []
+        calls = {"train_step": self.train_step, "broadcast": lambda: None}
+        super().__init__(actor.strategy.args, actor.tokenizer, actors=self, vllm_engines=[], **calls)
 
     def async_run_method(self, method_name: str, *args: Any) -> list[Any]:
         return [getattr(self.actor, method_name)(*args)]
@@ -111,7 +109,7 @@ class TrainerWithoutRay(MixedTrainer):
 
 def update(actor: Any, batch: MixedBatch) -> dict[str, float]:
     """Its metrics."""
-    return TrainerWithoutRay(actor).update(batch, LOSS).metrics
+    return EngineWithoutRay(actor).update(batch, LOSS).metrics
 
 
 def fit(actor: Any, batch: MixedBatch) -> dict[str, Any]:
@@ -121,7 +119,7 @@ def fit(actor: Any, batch: MixedBatch) -> dict[str, Any]:
 
 
 def fill(actor: Any, batch: MixedBatch, ranks: int = 1, number: int = 0, reference: Any = None) -> None:
-    """Appends what rank `number` gets from MixedTrainer.update and OpenRLHF's train_step.
+    """Appends what rank `number` gets from OpenRLHFEngine.update and OpenRLHF's train_step.
 
     reference: OpenRLHF's model wrapper
     """

@@ -1,4 +1,4 @@
-"""Trains like scripts/train.py with the CPU test layout, and records what the trainer does. A program.
+"""Trains like scripts/train.py with the CPU test layout, and records what the engine does. A program.
 
     python openrlhf_checked.py RUN RESUME(0/1) FILE.gin… BINDING…
 
@@ -32,7 +32,7 @@ from exgrpo_orlhf.training.run import train
 os.environ.update(cpu.environment())
 cpu.install()
 
-from exgrpo_orlhf.engines.openrlhf import driver, trainer, weight_sync  # noqa: E402
+from exgrpo_orlhf.engines.openrlhf import driver, openrlhf_engine, trainer, weight_sync  # noqa: E402
 from exgrpo_orlhf.replay import snapshot  # noqa: E402
 from exgrpo_orlhf.selftest import actors  # noqa: E402  (after install)
 
@@ -45,33 +45,11 @@ class CheckedActor(actors.DoctorActor):
         super().broadcast_to_vllm()
 
 
-class CheckedTrainer(trainer.MixedTrainer):
-    def fit(self):
-        import numpy as np
-
-        run_steps, seen, trainer = loop.TrainingRun.run, self.spec.run / "seen", self
-        seen.mkdir(exist_ok=True)
-        self.killed, self.killing = threading.Event(), (self.spec.run / ".kill-an-engine").exists()
-
-        def looked_at(run, stop):
-            folder = seen / f"loaded-{run.steps}"
-            folder.mkdir()
-            snapshot.save(run.buffer, folder / "replay", run.fingerprint)
-            state = {"step": run.steps, "mixer": run.experiment.mixer.state_dict(), "fresh": run.fresh.state_dict()}
-            (folder / "state.json").write_text(json.dumps(state))
-            return run_steps(run, stop)
-
-        loop.TrainingRun.run = looked_at
-        if (seen.parent / ".fill-the-store").exists():
-            step = loop.TrainingRun.step
-
-            def full(run):
-                if run.steps == 2:  # held by arrays: on a busy machine Ray evicts objects that it has not pinned yet
-                    trainer.hog = [ray.get(ray.put(np.zeros(2**20, np.uint8))) for _ in range(1500)]
-                return step(run)
-
-            loop.TrainingRun.step = full
-        super().fit()
+class CheckedEngine(openrlhf_engine.OpenRLHFEngine):
+    def __init__(self, args, *rest, **calls):
+        super().__init__(args, *rest, **calls)
+        self.run = args.exgrpo_spec.run
+        self.killed, self.killing = threading.Event(), (self.run / ".kill-an-engine").exists()
 
     def rollout(self, plan, group_size):
         groups = super().rollout(plan, group_size)
@@ -81,7 +59,7 @@ class CheckedTrainer(trainer.MixedTrainer):
         yield from groups
 
     def record(self, what, line):
-        with (self.spec.run / "seen" / f"{what}.jsonl").open("a") as file:
+        with (self.run / "seen" / f"{what}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def measure(self, rows, method="measure"):
@@ -92,8 +70,8 @@ class CheckedTrainer(trainer.MixedTrainer):
     def update(self, batch, loss):
         import numpy as np
 
-        if self.step == 3 and (self.spec.run / ".kill-an-engine").exists():
-            (self.spec.run / ".kill-an-engine").unlink()
+        if self.step == 3 and (self.run / ".kill-an-engine").exists():
+            (self.run / ".kill-an-engine").unlink()
             self.record("killed", any(thread.name == "generate-ahead" for thread in threading.enumerate()))
             os.kill(self.engine_process, signal.SIGKILL)
             self.killed.set()
@@ -113,15 +91,47 @@ class CheckedTrainer(trainer.MixedTrainer):
 
     def sync(self):
         super().sync()
-        self.engine_process = ray.get(self.vllm_engines[0].__ray_call__.remote(lambda engine: os.getpid()))
-        ours = ray.get([a.weights.remote() for a in self.actor_model_group._actor_handlers])[0]
+        self.engine_process = ray.get(self.sampler.engines[0].__ray_call__.remote(lambda engine: os.getpid()))
+        ours = ray.get([a.weights.remote() for a in self.actors._actor_handlers])[0]
         differ = []
-        for i, engine in enumerate(self.vllm_engines):
+        for i, engine in enumerate(self.sampler.engines):
             theirs = ray.get(engine.weights.remote())
             names, compared = actors.compare_weights(theirs, ours)
             assert compared == len(theirs)
             differ += [f"engine {i}: {name}" for name in names]
         self.record("sync", differ)
+
+
+class CheckedTrainer(trainer.MixedTrainer):
+    def __init__(self, *args, **generate_kwargs):
+        trainer.OpenRLHFEngine = CheckedEngine
+        super().__init__(*args, **generate_kwargs)
+
+    def fit(self):
+        import numpy as np
+
+        run_steps, seen, hog = loop.TrainingRun.run, self.spec.run / "seen", []
+        seen.mkdir(exist_ok=True)
+
+        def looked_at(run, stop):
+            folder = seen / f"loaded-{run.steps}"
+            folder.mkdir()
+            snapshot.save(run.buffer, folder / "replay", run.fingerprint)
+            state = {"step": run.steps, "mixer": run.experiment.mixer.state_dict(), "fresh": run.fresh.state_dict()}
+            (folder / "state.json").write_text(json.dumps(state))
+            return run_steps(run, stop)
+
+        loop.TrainingRun.run = looked_at
+        if (seen.parent / ".fill-the-store").exists():
+            step = loop.TrainingRun.step
+
+            def full(run):
+                if run.steps == 2:  # held by arrays: on a busy machine Ray evicts objects that it has not pinned yet
+                    hog.extend(ray.get(ray.put(np.zeros(2**20, np.uint8))) for _ in range(1500))
+                return step(run)
+
+            loop.TrainingRun.step = full
+        super().fit()
 
 
 def main() -> int:

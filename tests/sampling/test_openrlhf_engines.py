@@ -19,7 +19,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
-from exgrpo_orlhf.engines.openrlhf.trainer import MixedTrainer
+from exgrpo_orlhf.engines.openrlhf.openrlhf_engine import OpenRLHFEngine
 from exgrpo_orlhf.environments import Environment
 from exgrpo_orlhf.environments.playing import Player, turns
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
@@ -255,12 +255,12 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     """The last question of the plan is answered first, the others after its responses have been graded."""
     tokenizer = AutoTokenizer.from_pretrained(warm_model)
     questions = [Question.make("test", f"{i}+{i}=", str(i)) for i in range(5)]
-    trainer = object.__new__(MixedTrainer)
-    trainer.prompts, trainer.tokenizer = PromptEncoder(Prompts(max_tokens=32), tokenizer), tokenizer
-    trainer.sampler = sampler(engines)
-    trainer.player = None
-    trainer.sampling, trainer.seed = Sampling(), 0
-    names = ["-".join(map(str, trainer.prompts.encode(question))) for question in questions]
+    engine = object.__new__(OpenRLHFEngine)
+    engine.prompts, engine.tokenizer = PromptEncoder(Prompts(max_tokens=32), tokenizer), tokenizer
+    engine.sampler = sampler(engines)
+    engine.player = None
+    engine.sampling, engine.seed = Sampling(), 0
+    names = ["-".join(map(str, engine.prompts.encode(question))) for question in questions]
     (folder / f"go-{names[-1]}").touch()
     reward = folder / "reward.py"
     reward.write_text(
@@ -274,7 +274,7 @@ def test_a_group_is_graded_while_others_are_being_generated_and_comes_back_in_it
     )
     verifier = Verifier("function", function=str(reward), timeout=60.0)
     plan = Plan(1, questions[:3], questions[3:], {})
-    groups = plan.in_order(verifier.grade_groups(trainer.rollout(plan, 3), trainer.written))
+    groups = plan.in_order(verifier.grade_groups(engine.rollout(plan, 3), engine.written))
     assert [group.question for group in groups] == questions
     assert [(len(group.rollouts), group.planned_replay) for group in groups] == [(3, False)] * 3 + [(2, True)] * 2
     for group, name in zip(groups, names, strict=True):

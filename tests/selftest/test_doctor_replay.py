@@ -9,12 +9,10 @@ import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be im
 import pytest
 import torch
 from openrlhf.utils import get_strategy
-from openrlhf_actor import TrainerWithoutRay, actor_weights
+from openrlhf_actor import EngineWithoutRay, actor_weights
 from planted_faults import FAULTS, MARGIN, figures_of, of_each_fault, planted
 
 from exgrpo_orlhf.engines.openrlhf import launch
-from exgrpo_orlhf.io import tokenizer_file
-from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.selftest import tiny
 from exgrpo_orlhf.selftest.actors import DoctorActor
 from exgrpo_orlhf.selftest.cluster import DoctorTrainer
@@ -22,8 +20,8 @@ from exgrpo_orlhf.selftest.cluster import DoctorTrainer
 pytestmark = [pytest.mark.openrlhf, pytest.mark.slow]
 
 
-class DoctorHere(TrainerWithoutRay, DoctorTrainer):
-    """The doctor's trainer with its one actor in this process. It has no vLLM engines."""
+class DoctorHere(DoctorTrainer):
+    """The doctor's trainer and its engine with one actor, in this process. It has no vLLM engines."""
 
     def __init__(self, folder: Path, *bindings: str) -> None:
         model = folder / "model"
@@ -33,9 +31,7 @@ class DoctorHere(TrainerWithoutRay, DoctorTrainer):
         args.exgrpo = experiment
         actor = DoctorActor(1, 0, None, None)
         actor.init_model_from_pretrained(get_strategy(args), str(model), 1, None)
-        self.tokenizer = tokenizer_file.load(str(model))
-        actor.experiment, actor.encoder = experiment, PromptEncoder(experiment.prompts, self.tokenizer)
-        super().__init__(actor)
+        self.args, self.engine = args, EngineWithoutRay(actor)
 
 
 def test_each_fault_in_replay_deviates_by_far_more_than_the_limit_and_without_one_the_check_passes(tmp_path):
@@ -68,19 +64,19 @@ def test_each_fault_in_replay_deviates_by_far_more_than_the_limit_and_without_on
 )
 def test_the_check_of_replay_changes_no_weight_and_finds_a_fault_in_any_layout(bindings, tmp_path):
     doctor = DoctorHere(tmp_path, *bindings)
-    before, limit = actor_weights(doctor.actor), doctor.actor.guard.limit
+    before, limit = actor_weights(doctor.engine.actor), doctor.engine.actor.guard.limit
     right = doctor.check_replay()
     with planted("another row's log-probs", doctor):
         wrong = doctor.check_replay()
     assert (right.outcome, wrong.outcome) == ("ok", "failed"), (right, wrong)
-    assert torch.equal(actor_weights(doctor.actor), before)
-    assert doctor.actor.guard.limit == limit
+    assert torch.equal(actor_weights(doctor.engine.actor), before)
+    assert doctor.engine.actor.guard.limit == limit
     assert doctor.check_gradient().outcome == "ok"
-    assert not torch.equal(actor_weights(doctor.actor), before)
+    assert not torch.equal(actor_weights(doctor.engine.actor), before)
 
 
 def test_a_gradient_guard_that_skips_nothing_is_named(tmp_path):
     doctor = DoctorHere(tmp_path)
-    doctor.actor.guard._skip = lambda norm: doctor.actor.guard.norms.append(float(norm))
+    doctor.engine.actor.guard._skip = lambda norm: doctor.engine.actor.guard.norms.append(float(norm))
     with pytest.raises(ValueError, match="skip_above_grad_norm should have skipped"):
         doctor.check_replay()

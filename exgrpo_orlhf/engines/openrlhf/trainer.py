@@ -1,39 +1,19 @@
-"""OpenRLHF's trainer with our training loop. It controls actors and engines, and holds the replay buffer."""
+"""OpenRLHF's trainer with our training loop. Its process holds the engine and the replay buffer."""
 
 from __future__ import annotations
 
-import itertools
-import logging
-import math
-import shutil
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from openrlhf.trainer.ppo_trainer import BasePPOTrainer
 
-from ...attention.packing import PackedRow
-from ...checkpoints import CheckpointError, name_end_tokens
-from ...environments.playing import player_of
 from ...io import tokenizer_file
-from ...io.files import Files
-from ...objective import MixedPolicyLoss
-from ...questions.prompts import PromptEncoder
-from ...records import Measured, MixedBatch, RolloutGroup
-from ...sampling import EngineLost
-from ...sampling.ray_engines import RaySampler, results
-from ..engine import Clock, Engine, LogProbs, NonFiniteUpdate, RunSpec, UpdateStats
-from ..rows import ForwardRow, behaviour_logprobs, row_dump
-from . import patches, universal
-from .experience_maker import MixedExperienceMaker, as_experience, deal, keep_order
+from ..engine import RunSpec
+from . import patches
+from .experience_maker import MixedExperienceMaker, keep_order
+from .openrlhf_engine import OpenRLHFEngine
 from .output import mark_messages
-from .rank_passes import passes_by_rank
-
-log = logging.getLogger(__name__)
-_METRICS = ("policy/", "rollout/logprob_gap", "rollout/filtered_share")
-# OpenRLHF's times of a step, under our names.
-_TIMES = {"timing/make_experience": "reference", "timing/ppo_train": "train", "timing/broadcast": "sync"}
 
 
 class StopFile:
@@ -51,15 +31,13 @@ class StopFile:
             return None
 
 
-class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
-    """The trainer that OpenRLHF's program starts, and at the same time the engine that the training loop uses.
+class MixedTrainer(BasePPOTrainer):  # type: ignore[misc]
+    """The trainer that OpenRLHF's program starts. It makes the engine, and calls `RunSpec.loop` with it instead of
+    OpenRLHF's loop over prompts.
 
-    It keeps the model groups of OpenRLHF's trainer, the experience maker's splitting and balancing, and the update
-    (`train_step`: append, ppo_train, broadcast). OpenRLHF's loop over prompts is replaced by `RunSpec.loop`.
+    Left to OpenRLHF's trainer are the model groups, the experience maker's splitting and balancing, and `train_step`
+    (append, ppo_train, broadcast), which the engine calls.
     """
-
-    # DeepSpeed accumulates a fixed number of micro-batches: the rest of a smaller step would go into the next one.
-    whole_batches = overlaps_update = True
 
     def __init__(self, pretrain: str, strategy: Any, *groups: Any, **generate_kwargs: Any) -> None:
         """OpenRLHF's program calls this with the arguments of its PPOTrainer.
@@ -67,7 +45,6 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         groups: of the policy actors, of a critic and a reward model (None here), of the reference model; vLLM engines
         """
         mark_messages()
-        args = strategy.args
         tokenizer = tokenizer_file.load(pretrain)
         tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.pad_token or tokenizer.eos_token
         super().__init__(strategy, *groups, tokenizer)
@@ -75,121 +52,24 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         self.experience_maker = MixedExperienceMaker(
             self.actor_model_group, None, None, self.reference_model_group, self.kl_ctl, strategy, tokenizer
         )
-        self.spec: RunSpec = args.exgrpo_spec
-        self.experiment = experiment = self.spec.experiment
-        assert experiment.openrlhf is not None
-        self.settings = experiment.openrlhf
-        self.prompts = PromptEncoder(experiment.prompts, tokenizer)
-        self.model_path = pretrain
-        self.ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
-        self.sampler = RaySampler(self.vllm_engines, self.settings.timeout, bool(args.vllm.enable_sleep))
-        self.sampler_logprobs = args.algo.advantage.is_correction_level != "off"
-        self.sampling, self.seed = experiment.sampling, experiment.settings.seed
-        self.player = player_of(experiment.environment, self.prompts, experiment.sampling.max_response_tokens)
-        self.step = 0  # of the latest update
-
-    # -- what OpenRLHF's program calls --------------------------------------------------------------------------------
+        self.spec: RunSpec = self.args.exgrpo_spec
+        self.engine = OpenRLHFEngine(
+            self.args,
+            tokenizer,
+            actors=self.actor_model_group,
+            vllm_engines=self.vllm_engines,
+            train_step=self.train_step,
+            broadcast=super().broadcast_to_vllm,
+        )
 
     def get_max_steps(self) -> int:
         return 1  # of OpenRLHF's own schedule, whose place actor.py gives to ours
 
     def fit(self) -> None:
-        self.spec.loop(self.spec, lambda checkpoint: self, StopFile(self.spec.run))
-
-    # -- what the training loop calls ---------------------------------------------------------------------------------
-
-    def behaviour_logprobs(self, groups: Sequence[RolloutGroup]) -> list[LogProbs]:
-        """Of the vLLM engine that sampled them: the actors are at work on the batch before. Raises EngineLost."""
-        logprobs: list[LogProbs] = []
-        for group in groups:
-            for rollout in group.rollouts:
-                if rollout.sampler_logprobs is None:
-                    raise EngineLost(f"vLLM gave a response to question {group.question.id} without its log-probs")
-                logprobs.append(rollout.sampler_logprobs)
-        return logprobs
+        self.spec.loop(self.spec, lambda checkpoint: self.engine, StopFile(self.spec.run))
 
     def broadcast_to_vllm(self) -> None:
         """OpenRLHF's train_step ends with it. With train.generate_ahead the engines are then still generating with the
-        weights before the update, and get the new ones by `sync`."""
-        if not self.experiment.settings.generate_ahead:
-            self.sync()
-
-    def sync(self) -> None:
-        super().broadcast_to_vllm()
-
-    def measure(self, rows: Sequence[PackedRow], method: str = "measure") -> list[Measured]:
-        """Each row under the current policy, in passes spread over all ranks. method: of the actors"""
-        if not rows:
-            return []
-        of_ranks = passes_by_rank(rows, self.settings.score_tokens, self.ranks, self.args.ds.packing_samples)
-        parts = list(itertools.chain.from_iterable(of_ranks))  # rank after rank, the same number for each
-        references = self.actor_model_group.async_run_method_batch(
-            method_name=method, rows=[[ForwardRow.of(rows[i].prompt, rows[i]) for i in part] for part in parts]
-        )
-        measured: dict[int, Measured] = {}
-        for part, ones in zip(parts, itertools.chain.from_iterable(self._results(references)), strict=True):
-            measured.update(zip(part, ones, strict=True))
-        if self.args.train.colocate_all:  # torch keeps memory for later use, which vLLM needs
-            self._results(self.actor_model_group.async_run_method("empty_cache"))
-        return [measured[i] for i in range(len(rows))]
-
-    def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
-        """OpenRLHF's train_step. π_old of fresh rows is the policy at the beginning of the batch; of those that were
-        generated ahead, the one that sampled them.
-
-        With several optimiser steps all rows are measured before them. With a single step their log-probs come from its
-        own forward pass; only rows that could not be graded, which that pass leaves out, are measured before it.
-        """
-        self.step += 1
-        flat, rows = batch.flat_rows(), self.forward_rows(batch)
-        steps, passes = self.experiment.optimizer.steps_per_batch, self.experiment.optimizer.passes_per_batch
-        clock = Clock()
-        before = [i for i, row in enumerate(flat) if steps * passes > 1 or not row.in_loss]
-        measured = dict(zip(before, self.measure([rows[i] for i in before]), strict=True))
-        clock.lap("measure")
-        base = None
-        if self.experiment.loss.kl_coef and self.experiment.lora.rank is not None:
-            base = [result.logprobs for result in self.measure(rows, "measure_base")]
-        clock.lap("reference")
-        logprobs = [measured[i].logprobs if i in measured else None for i in range(len(rows))]
-        experience = as_experience(batch, rows, logprobs, base)
-        places = batch.group_size + batch.added_size
-        order = deal([int(e.total_length) for e in experience], places, steps, self.ranks)
-        status, _ = self.train_step([experience[i] for i in order], self.step)
-        for recorded in self._results(self.actor_model_group.async_run_method("recorded")):
-            measured |= recorded
-        policy = [measured[i].logprobs for i in range(len(rows))]
-        behaviour = [behaviour_logprobs(row, now) for row, now in zip(flat, policy, strict=True)]
-        metrics = {name: float(status[name]) for name in status if name.startswith(_METRICS)}
-        if not all(map(math.isfinite, metrics.values())):
-            raise NonFiniteUpdate(
-                f"the update is not finite (loss {metrics['policy/loss']}, gradient norm "
-                f"{metrics['policy/grad_norm']}): that optimiser step was skipped",
-                [row_dump(*row) for row in zip(flat, policy, behaviour, strict=True)],
-            )
-        for openrlhf_name, name in _TIMES.items():
-            metrics[f"time/{name}"] = float(status[openrlhf_name]) + clock.laps.get(name, 0.0)
-        metrics["time/measure"] = clock.laps["measure"]
-        return UpdateStats(policy, behaviour, [measured[i].entropy for i in range(len(rows))], metrics)
-
-    # -- checkpoints --------------------------------------------------------------------------------------------------
-
-    def save(self, folder: Path) -> Files:
-        parts = self._results(self.actor_model_group.async_run_method("save_state", str(folder.absolute()), self.step))
-        name_end_tokens(folder, self.prompts.turn_ends())
-        written = {name: entry for part in parts for name, entry in part.items()}
-        written.pop("generation_config.json", None)  # it may just have been changed: it is hashed with the rest
-        return written
-
-    def load(self, folder: Path) -> None:
-        """Checks that the actors loaded this checkpoint when they started (launch.py names it to them), and sends its
-        weights to the engines."""
-        for states in self._results(self.actor_model_group.async_run_method("get_checkpoint_states")):
-            if folder.name != f"checkpoint-{states.get('global_step')}":
-                raise CheckpointError(f"{folder}: an actor has loaded step {states.get('global_step')} instead")
-            self.step = int(states["global_step"])
-        shutil.rmtree(self.spec.run / universal.FOLDER, ignore_errors=True)
-        self.sync()
-
-    def _results(self, references: list[Any]) -> Any:
-        return results(references, "a policy actor", self.settings.timeout)
+        weights before the update, and get the new ones by `OpenRLHFEngine.sync`."""
+        if not self.spec.experiment.settings.generate_ahead:
+            self.engine.sync()

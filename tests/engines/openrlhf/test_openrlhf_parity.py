@@ -11,7 +11,7 @@ import pytest
 import torch
 from engine_builders import make_engine, sampled_batch
 from openrlhf.models import Actor
-from openrlhf_actor import LOSS, TrainerWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
+from openrlhf_actor import LOSS, EngineWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.objective import MixedPolicyLoss
@@ -123,28 +123,28 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(warm_model, stage):
     assert torch.equal(before, actor_weights(actor))
 
 
-# -- MixedTrainer.update, with this actor and without Ray -------------------------------------------------------------
+# -- OpenRLHFEngine.update, with this actor and without Ray -----------------------------------------------------------
 
 
 def without_ray(model: Path, *bindings: str):
-    """A trainer, and a batch with short groups, two rows of which could not be graded."""
+    """An engine, and a batch with short groups, two rows of which could not be graded."""
     batch = sampled_batch(model, beside=1)
     for group, row in ((0, 1), (5, 0)):
         batch.rows[group][row] = replace(batch.rows[group][row], in_loss=False, advantage=0.0)
     more = ("Optimizer.learning_rate = 1e-2", "OpenRLHF.score_tokens = 200")
-    return TrainerWithoutRay(make_actor(model, *more, *bindings)), batch
+    return EngineWithoutRay(make_actor(model, *more, *bindings)), batch
 
 
 @pytest.mark.parametrize("bindings", [[], ["Optimizer.steps_per_batch = 2"], ["Optimizer.passes_per_batch = 2"]])
 def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_before_it(warm_model, bindings):
     """With one optimiser step only the rows that could not be graded are measured for that."""
-    trainer, batch = without_ray(warm_model, *bindings)
-    rows, flat = rows_of(trainer.actor, batch), batch.flat_rows()
-    before = [trainer.actor.measure([row]) for row in rows]
-    stats = trainer.update(batch, LOSS)
-    assert len(trainer.measured) == (len(flat) if bindings else 2)
+    engine, batch = without_ray(warm_model, *bindings)
+    rows, flat = rows_of(engine.actor, batch), batch.flat_rows()
+    before = [engine.actor.measure([row]) for row in rows]
+    stats = engine.update(batch, LOSS)
+    assert len(engine.measured) == (len(flat) if bindings else 2)
     expected = [row.token_ids.tolist() for row in flat if bindings or not row.in_loss]
-    assert sorted(row.token_ids.tolist() for row in trainer.measured) == sorted(expected)
+    assert sorted(row.token_ids.tolist() for row in engine.measured) == sorted(expected)
     for i, (measured,) in enumerate(before):
         assert stats.policy_logprobs[i].dtype == np.float32
         np.testing.assert_allclose(stats.policy_logprobs[i], measured.logprobs, atol=0.1)
@@ -155,11 +155,11 @@ def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_b
 
 @pytest.mark.parametrize("bindings", [[], ["Optimizer.steps_per_batch = 2"], ["Optimizer.passes_per_batch = 2"]])
 def test_an_update_weighs_rows_that_were_generated_ahead_by_the_log_probs_that_they_came_with(warm_model, bindings):
-    trainer, batch = without_ray(warm_model, "train.generate_ahead = True", *bindings)
+    engine, batch = without_ray(warm_model, "train.generate_ahead = True", *bindings)
     batch = generated_ahead(make_engine(warm_model), batch)
     flat = batch.flat_rows()
-    stats = trainer.update(batch, LOSS)
-    assert len(trainer.measured) == (len(flat) if bindings else 2)
+    stats = engine.update(batch, LOSS)
+    assert len(engine.measured) == (len(flat) if bindings else 2)
     for row, behaviour in zip(flat, stats.behaviour_logprobs, strict=True):
         assert behaviour.tobytes() == row.response.behaviour_logprobs.tobytes()
     assert stats.metrics["policy/clip_share"] > 0.01
@@ -167,10 +167,10 @@ def test_an_update_weighs_rows_that_were_generated_ahead_by_the_log_probs_that_t
 
 
 def test_the_rows_of_an_update_that_is_not_finite_come_with_their_log_probs(warm_model):
-    trainer, batch = without_ray(warm_model)
+    engine, batch = without_ray(warm_model)
     batch.rows[1][0] = replace(batch.rows[1][0], advantage=float("inf"))
     with pytest.raises(NonFiniteUpdate) as raised:
-        trainer.update(batch, LOSS)
+        engine.update(batch, LOSS)
     assert len(raised.value.dump) == len(batch.flat_rows())
     for row, dumped in zip(batch.flat_rows(), raised.value.dump, strict=True):
         assert dumped["token_ids"] == row.token_ids.tolist()
