@@ -78,7 +78,7 @@ def make_folder(checkpoint: Path, out: Path, license_id: str | None) -> list[str
         if (adapter := checkpoint / lora.FOLDER).is_dir():
             manifest.verify_model(checkpoint, lora.FOLDER)
             base = json.loads((adapter / lora.CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
-            if is_hub_id(base):
+            if is_hub_id(base, checkpoint):
                 (unfinished / lora.FOLDER).mkdir()
                 for name in (lora.CONFIG, lora.WEIGHTS):
                     shutil.copyfile(adapter / name, unfinished / lora.FOLDER / name)

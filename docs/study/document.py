@@ -35,7 +35,7 @@ class Document:
         self._files: dict[str, list[dict[str, str]]] = {}
         self._places: dict[str, Callable[..., str]] = {
             **{"mean": self.mean, "difference": self.difference, "p": self.p, "gain_after": self.gain_after},
-            **{"at": self.at, "gain_at": self.gain_at, "collapsed": self.collapsed, "hours": self.hours},
+            **{"at": self.at, "gain_at": self.gain_at, "collapsed": self.collapsed, "cost": self.cost},
             **{"family": self.family, "families": self.families, "rows": self.rows, "column": self.column},
             **{"means": self.means, "surviving": self.surviving, "verdict": lambda file: ablations.verdict(self, file)},
             "pays": self.pays,
@@ -133,10 +133,11 @@ class Document:
             lines.append(("/".join((file.removeprefix("study_"), *group)), *values))
         return _body(lines)
 
-    def hours(self) -> str:
-        """Hours of training steps, on one core, summed over the runs of all suites."""
+    def cost(self) -> str:
+        """The runs of all suites, and the hours of their training steps on one core."""
         suites = [part for part in self._all_parts() if part not in combined.PARTS]
-        return f"{sum(float(row['value']) for part in suites for row in self._rows(part, 'run', 'seconds')) / 3600:.1f}"
+        seconds = [float(row["value"]) for part in suites for row in self._rows(part, "run", "seconds")]
+        return f"{len(seconds)} runs, {sum(seconds) / 3600:.1f} hours"
 
     def pays(self, bed: str, figure: str) -> str:
         """A figure of a bed of plan_pays.md, by its name in pays.FIGURES."""

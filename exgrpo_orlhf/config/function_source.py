@@ -10,6 +10,8 @@ import symtable
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -27,7 +29,18 @@ def source_of(function: Any) -> str:
         )
     parts: dict[str, str] = {}
     _add(function.__name__, function, function.__globals__, parts)
-    return "\n\n".join([_FUTURE, *parts.values()]) + "\n"
+    return "\n\n".join([_FUTURE, *_script_folder("\n".join(parts.values())), *parts.values()]) + "\n"
+
+
+def _script_folder(text: str) -> list[str]:
+    """Where a text imports what is beside the script (of a notebook: in the current folder), the lines with which
+    another process finds it."""
+    folder = str(Path(sys.path[0]).absolute())
+    nodes = [*ast.walk(ast.parse(text))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    is_beside = any(PathFinder.find_spec(name.partition(".")[0], [folder]) for name in names)
+    return [f"import sys\n\nsys.path.insert(0, {folder!r})"] if is_beside else []
 
 
 def _add(name: str, value: Any, namespace: Mapping[str, Any], parts: dict[str, str]) -> None:

@@ -31,7 +31,7 @@ def card(checkpoint: Path, license_id: str | None = None) -> tuple[str, list[str
     run, step, identity = checkpoint.parent, state["step"], state["identity"]
     model, questions, validation = (_reached(identity, f"Work.{name}") for name in ("model", "questions", "validation"))
     base, datasets = (
-        [value[1:-1] for name, value in bindings.items() if name.endswith(field) and is_hub_id(value[1:-1])] or None
+        [v[1:-1] for name, v in bindings.items() if name.endswith(field) and is_hub_id(v[1:-1], checkpoint)] or None
         for bindings, field in ((model, "PretrainedModel.path"), (questions, "QuestionHub.id"))
     )
     log = run / "metrics.jsonl"
@@ -63,9 +63,12 @@ def card(checkpoint: Path, license_id: str | None = None) -> tuple[str, list[str
     return f"{head}{body}\nWritten by exgrpo-orlhf {__version__}.\n", missing
 
 
-def is_hub_id(name: str) -> bool:
-    """Whether a model or a set is named by its id on the hub, and is no folder here."""
-    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
+def is_hub_id(name: str, checkpoint: Path) -> bool:
+    """Whether a model or a set is named by its id on the hub. A folder may look like one, such as runs/x: it is there,
+    seen from here or from a folder above the checkpoint, or was beside the run's own in runs/."""
+    above = checkpoint.absolute().parents
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and name.partition("/")[0] not in {folder.name for folder in above}
+    return bool(is_id) and not any((folder / name).exists() for folder in (Path(), *above))
 
 
 def without_folders(text: str) -> str:

@@ -92,15 +92,11 @@ def read_rows(path: Path, columns: Sequence[str], named: str = "") -> Rows:
         if named == "QuestionFile.path" and not path.suffix:
             remedy += "; a set of the hub is Work.questions = @QuestionHub() with QuestionHub.id"
         raise FileNotFoundError(f"{path.absolute()}: {kind} file{binding}{remedy}")
-    form = form_of(path)
     if path.suffix == ".parquet":
         return _parquet_rows(path, columns)
-    if form == ".jsonl":
-        return _json_lines(path)
-    if form == ".json":
-        return _json_rows(path)
-    if form in (".csv", ".tsv"):
-        return _csv_rows(path)
+    readers = {".jsonl": _json_lines, ".json": _json_rows, ".csv": _csv_rows, ".tsv": _csv_rows}
+    if reader := readers.get(form_of(path)):
+        return reader(path)
     advice = "; unpack it with gunzip" if path.suffix == ".gz" else binding
     raise ValueError(
         f"{path}: a file of questions ends in .parquet, .jsonl, .json, .csv or .tsv, not {path.suffix!r}{advice}"
@@ -179,15 +175,14 @@ def json_texts(text: str) -> list[str]:
 
 def delimiter_of(path: Path, text: str) -> str:
     """The character that divides the header of a CSV file into the most columns."""
-    columns = {}
-    for delimiter in "\t" if form_of(path) == ".tsv" else _DELIMITERS:
+
+    def columns(delimiter: str) -> int:
         try:
-            columns[delimiter] = len(
-                next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), [])
-            )
+            return len(next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), []))
         except csv.Error:
-            columns[delimiter] = 0
-    return max(columns, key=columns.__getitem__)
+            return 0
+
+    return max("\t" if form_of(path) == ".tsv" else _DELIMITERS, key=columns)
 
 
 def _csv_rows(path: Path) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import linecache
 import math
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from run_builders import ROOT, environment, python, rows, small_bindings
+from run_builders import ROOT, environment, python, rows, small_bindings, train_in
 
 from exgrpo_orlhf import train
 from exgrpo_orlhf.checkpoints import RunFolderError
@@ -204,6 +205,53 @@ def test_a_run_from_python_is_continued_and_repeated_and_refuses_what_differs(wa
     straight = [timed(row) for row in rows(tmp_path / "straight")]
     assert [timed(row) for row in rows(tmp_path / "run")] == straight
     assert [timed(row) for row in rows(tmp_path / "again")] == straight
+
+
+_SCRIPT = """\
+import sys
+
+from exgrpo_orlhf import train
+from lengths import share
+import ranks.digits as digits
+
+
+def reward(completions, **kwargs):
+    from lengths import LONGEST
+
+    return [digits.in_text(text) * share(text, LONGEST) for text in completions]
+
+
+if __name__ == "__main__":
+    train(reward=reward, out=sys.argv[1], gin=["toy.gin"], bindings=sys.argv[2:])
+"""
+
+
+@pytest.fixture
+def script(tmp_path) -> Path:
+    """A user's script, with a module and a package beside it."""
+    folder = tmp_path / "mine"
+    (folder / "ranks").mkdir(parents=True)
+    (folder / "ranks" / "digits.py").write_text("def in_text(text):\n    return sum(map(str.isdigit, text))\n")
+    (folder / "lengths.py").write_text("LONGEST = 24\n\n\ndef share(text, longest):\n    return len(text) / longest\n")
+    (folder / "script_of_mine.py").write_text(_SCRIPT)
+    return folder / "script_of_mine.py"
+
+
+def test_the_scripts_folder_is_named_only_where_a_module_of_it_is_imported(script, monkeypatch):
+    monkeypatch.syspath_prepend(script.parent)
+    module = importlib.import_module(script.stem)
+    assert f"sys.path.insert(0, {str(script.parent)!r})" in source_of(module.reward)
+    assert "sys.path" not in source_of(reward)
+
+
+@pytest.mark.slow
+def test_the_reward_of_a_script_imports_what_is_beside_it_in_the_grading_process_too(script, warm_model, tmp_path):
+    bindings = [one for one in small_bindings(warm_model, "train.steps = 1") if not one.startswith("Verifier.kind")]
+    done = python(script, tmp_path / "run", *bindings, env=environment(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    train_in(tmp_path / "again", [], files=[tmp_path / "run" / "config.gin"])
+    means = [rows(tmp_path / name)[-1]["reward/mean"] for name in ("run", "again")]
+    assert means[0] == means[1] > 0
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from run_builders import ROOT
 from exgrpo_orlhf import config
 from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.engines.openrlhf import flags
+from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions
 
 PAGES = [ROOT / "docs" / name for name in ("from_other_tools.md", "choosing.md")]
 WITH_COMMANDS = [
@@ -59,6 +60,24 @@ def test_a_command_describes_a_run(command: str) -> None:
         flags.check_flags(experiment.openrlhf.all_flags())
     program = (ROOT / "scripts" / "train.py").read_text(encoding="utf-8")
     assert all(f'"{word}"' in program for word in words if word.startswith("--"))
+
+
+def test_the_commands_of_the_page_for_a_cpu_take_the_files_that_it_shows(tmp_path, monkeypatch) -> None:
+    page = (ROOT / "docs" / "own_model_on_cpu.md").read_text(encoding="utf-8")
+    program, recipe, _, benchmark = (block.partition("\n")[2] for block in page.split("```")[1::2])
+    for name, text in (("mine.gin", recipe), ("mine.toml", benchmark)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(each, comments=True) for each in COMMAND.findall(page)]
+    files = [[words[i + 1] for i, word in enumerate(words) if word == "--gin"] for words in commands]
+    experiments = [config.load(each) for each in files]
+    assert [one.mixer.replays for one in experiments] == [True, True, True, False]
+    assert all(one.local is not None and one.local.device == "cpu" for one in experiments)
+    assert Definitions((DEFINITIONS, Path("mine.toml"))).benchmark("mine").files[0].name == "test.jsonl"
+    space: dict = {}
+    exec(program, space)
+    reward = space[experiments[0].verifier.function.rpartition(":")[2]]
+    assert reward(["It is 4.", "none", "4, or 5"], ["4"] * 3) == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("binding", BINDINGS)

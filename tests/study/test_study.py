@@ -120,7 +120,7 @@ def test_what_survives_a_correction_over_all_parts_is_named(document: Document) 
         (document.folder / f"{part}.csv").write_text(text.replace(str(p), "0.03"), encoding="utf-8")
     twins = Document(document.folder)
     assert twins.fill("{{families}}: {{surviving final}}") == "4: `toy/bad`, `twin/bad`"
-    assert twins.fill("{{hours}}") == "0.6"
+    assert twins.fill("{{cost}}") == "18 runs, 0.6 hours"
 
 
 def test_study_reports_no_seed_it_was_tuned_on() -> None:
