@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from exgrpo_orlhf.checkpoints import UnusableCheckpoint
 from exgrpo_orlhf.evaluation import evaluated_model, prompts_as_trained
+from exgrpo_orlhf.evaluation.bench_options import make_parser, settle_engine
 from exgrpo_orlhf.evaluation.benchmarks import Benchmark
 from exgrpo_orlhf.evaluation.sets import BenchmarkSet
 from exgrpo_orlhf.questions.prompts import PromptEncoder, Prompts
@@ -32,7 +33,7 @@ def prompt_of(script, byte_model):
 
     def run(training, *words, model=None, verifier="exact", ask=None) -> tuple[str, list[str]]:
         model = model or evaluated_model.load(str(byte_model))[0]
-        options = script._prompt_options(script._run_parser().parse_args([*map(str, words)]))
+        options = script._prompt_options(make_parser(None).parse_args([*map(str, words)]))
         settings = prompts_as_trained.prompts_of(options, model, training)
         builder = evaluated_model.RequestBuilder(model, settings, 0, training)
         benchmark = Benchmark("mine", "Mine", verifier, 1, 0.0, 1.0, 8, ask=ask)
@@ -220,8 +221,8 @@ def test_a_server_of_a_checkpoint_is_asked_as_in_training_as_far_as_it_is_known(
         (("--model", "served", "--api", "chat"), []),  # nothing is known of its training
     ):
         arguments = ["--engine", "openai", "--base-url", "http://127.0.0.1:9/v1", *map(str, words)]
-        arguments = script._run_parser().parse_args(arguments)
-        script._settle_engine(arguments)
+        arguments = make_parser(None).parse_args(arguments)
+        settle_engine(arguments)
         model, training, _ = script._model(arguments)
         prompts = prompts_as_trained.prompts_of(script._prompt_options(arguments), model, training)
         builder = evaluated_model.RequestBuilder(model, prompts, 0, training)
