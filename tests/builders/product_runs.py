@@ -26,6 +26,7 @@ from exgrpo_orlhf.settings import LocalEngine
 from exgrpo_orlhf.study.suite import of_suite
 from exgrpo_orlhf.testbed.modular_chains import PRESETS
 
+GIN = ROOT / "gin"
 # Kinds that a text names. The others are annotated: Literal and bool.
 NAMES = {
     "Prompts.template": tuple(TEMPLATES),
@@ -372,13 +373,18 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
 # The rows of the paper's tables by name: a row of the same name is the same run in every table.
 PAPER_ROWS = {
     f"paper {variant.name}": (table.stem, variant)
-    for table in sorted((ROOT / "gin" / "paper").glob("table*.gin"), reverse=True)
+    for table in sorted((GIN / "paper").glob("table*.gin"), reverse=True)
     for variant in of_suite(config.load_suite(table), str(table))
 }
 
 
-def paper_run(name: str, chain: Path) -> tuple[tuple[str, ...], list[str]]:
-    """Gin files and bindings of a row at a small size, by the recipe as it was trained."""
+ABLATIONS = ("ablation_no_entropy.gin", *(f"ablations/{path.name}" for path in sorted((GIN / "ablations").iterdir())))
+
+
+def run_of_files(name: str, chain: Path) -> tuple[tuple[str, ...], list[str]]:
+    """Gin files and bindings at a small size: of an ablation, or of a table's row by the recipe as it was trained."""
+    if name in ABLATIONS:
+        return (name,), small_bindings(chain, "train.steps = 2")
     table, variant = PAPER_ROWS[name]
     revisits = ["RetirementPolicy.revisits_every = 2"] if table == "table7" else []
     return (*variant.files, "testbed/rare.gin"), [

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.checkpoints import UnusableCheckpoint
 from exgrpo_orlhf.engines import lora
 from exgrpo_orlhf.engines.pretrained import PretrainedModel
 from exgrpo_orlhf.evaluation import evaluated_model
@@ -282,11 +281,6 @@ def test_a_base_that_changes_while_it_is_merged_leaves_nothing_in_the_cache(warm
     with pytest.raises(lora.AdapterError, match=rf"{base} was changed while .* start again"):
         lora.merge(tmp_path / "adapter", tmp_path / "cache")
     assert [*(tmp_path / "cache").iterdir()] == [tmp_path / "cache" / ".lock"]
-
-
-def test_another_rank_is_another_run(checkpoint, warm_model):
-    with pytest.raises(UnusableCheckpoint, match=r"LoRA\.rank"):
-        go(warm_model, checkpoint.parent, "LoRA.rank = 4", "Optimizer.learning_rate = 1e-2", resume=True)
 
 
 def test_what_is_bound_of_lora_does_not_count_where_it_is_off(warm_model):

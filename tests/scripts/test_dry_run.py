@@ -170,7 +170,7 @@ def test_weights_that_are_not_in_the_hubs_cache_are_missing(dry_run, big_model, 
     assert lines["model"].startswith("some/model: 7,615.6 million")
 
 
-WRONG_FLAGS = [  # also where OpenRLHF, without which test_openrlhf_flags.py is skipped, is not installed
+WRONG_FLAGS = [  # where OpenRLHF is not installed: the others are in test_openrlhf_flags.py, which is skipped there
     ({"train.seed": 1}, "train.seed is decided by"),
     ({"vllm.gpu_memory_utilisation": 0.5}, "no flag 'vllm.gpu_memory_utilisation'; nearest: vllm.gpu_memory_ut"),
     ({"train.max_tokens_per_gpu": "12288"}, "train.max_tokens_per_gpu takes int, got '12288'"),

@@ -1,4 +1,5 @@
-"""Every value of a setting that names a kind trains by scripts/train.py, with evaluations and a checkpoint."""
+"""Every value of a setting that names a kind, every row of the paper's tables and every ablation trains by
+scripts/train.py, with evaluations and a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from http_server import http_server
 from product_runs import (
+    ABLATIONS,
     OF_OPENRLHF,
     ON_OPENRLHF,
     PAPER_ROWS,
@@ -19,7 +21,7 @@ from product_runs import (
     guesser,
     kinds,
     kinds_in,
-    paper_run,
+    run_of_files,
     runs,
     write_files,
 )
@@ -70,9 +72,9 @@ def case(name: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*map(case, UNBOUND), *PAPER_ROWS])
+@pytest.mark.parametrize("name", [*map(case, UNBOUND), *PAPER_ROWS, *ABLATIONS])
 def test_a_run_trains_evaluates_and_saves(name, table, warm_model, tmp_path, run_script):
-    files, bindings = paper_run(name, warm_model) if name in PAPER_ROWS else (files_of(name), table[name])
+    files, bindings = (files_of(name), table[name]) if name in table else run_of_files(name, warm_model)
     words = [word for file in files for word in ("--gin", file)]
     words += [*set_words(bindings), "--out", tmp_path / "run"]
     # vLLM and Ray leave more in a process than the others.
@@ -80,6 +82,7 @@ def test_a_run_trains_evaluates_and_saves(name, table, warm_model, tmp_path, run
     done = python(TRAIN, *words) if own_process else run_script("train.py", *words)
     assert done.returncode == 0, done.stderr
     assert_trained(tmp_path / "run", bindings)
+    assert name not in ABLATIONS or rows(tmp_path / "run")[-1]["policy/grad_norm"] > 0
 
 
 def assert_trained(run: Path, bindings: list[str]) -> None:

@@ -159,9 +159,12 @@ def test_experience_that_was_looked_at_before_the_start_is_loaded_again_as_it_is
         assert source.buffer.n_trajectories == 0
 
 
-def test_a_file_that_is_not_there_is_said(warm_model, tmp_path):
+def test_a_file_that_is_not_there_and_one_of_nothing_are_refused(warm_model, tmp_path):
+    """Nothing is collected here."""
     with pytest.raises(FileNotFoundError, match=r"experts\.jsonl: no such file \(Work\.exp"):
         load(warm_model, tmp_path / "experts.jsonl")
+    with pytest.raises(ValueError, match=r"experts\.jsonl: there is nothing to replay in it"):
+        load(warm_model, write(tmp_path / "experts.jsonl"))
 
 
 # -- in a run ---------------------------------------------------------------------------------------------------------
@@ -205,8 +208,3 @@ def test_experts_are_read_once_and_a_resumed_run_has_them_from_its_checkpoint(wa
     experts.unlink()
     go(warm_model, tmp_path / "run", experts, "train.steps = 4", resume=True)
     assert timeless(tmp_path / "run") == timeless(tmp_path / "straight")
-
-
-def test_experience_without_a_candidate_is_refused_where_nothing_is_collected(warm_model, tmp_path):
-    with pytest.raises(ValueError, match=r"experts\.jsonl: there is nothing to replay in it"):
-        load(warm_model, write(tmp_path / "experts.jsonl"))
