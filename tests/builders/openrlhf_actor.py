@@ -80,7 +80,7 @@ def experience_of(actor: Any, batch: MixedBatch) -> list[Any]:
     """An experience per row; log-probs of fresh rows are those of the actor's policy."""
     rows = rows_of(actor, batch)
     base = [one.logprobs for one in actor.measure_base(rows)] if actor.actor.adapter else None
-    return as_experience(batch, rows, [measured.logprobs for measured in actor.measure(rows)], base)
+    return as_experience(batch, rows, [measured.logprobs for measured in actor.measure(rows)], references)
 
 
 class TrainerWithoutRay(MixedTrainer):

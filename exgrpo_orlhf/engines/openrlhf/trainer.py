@@ -130,7 +130,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         for part, ones in zip(parts, itertools.chain.from_iterable(self._results(references)), strict=True):
             measured.update(zip(part, ones, strict=True))
         if self.args.train.colocate_all:  # torch keeps memory for later use, which vLLM needs
-            self._results(self.actor_model_group.async_run_method("empty_cache"))
+            self._on_actors("empty_cache")
         return [measured[i] for i in range(len(rows))]
 
     def update(self, batch: MixedBatch, loss: MixedPolicyLoss) -> UpdateStats:
@@ -142,21 +142,24 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         """
         self.step += 1
         flat, rows = batch.flat_rows(), self.forward_rows(batch)
-        steps, passes = self.experiment.optimizer.steps_per_batch, self.experiment.optimizer.passes_per_batch
+        steps = self.experiment.optimizer.steps_per_batch
+        passes = 1 if batch.reincarnated else self.experiment.optimizer.passes_per_batch
         clock = Clock()
         before = [i for i, row in enumerate(flat) if steps * passes > 1 or not row.in_loss]
         measured = dict(zip(before, self.measure([rows[i] for i in before]), strict=True))
         clock.lap("measure")
-        base = None
-        if self.experiment.loss.kl_coef and self.experiment.lora.rank is not None:
-            base = [result.logprobs for result in self.measure(rows, "measure_base")]
+        references = self._references(batch, rows)
         clock.lap("reference")
+        if steps * passes > 1 and loss.clip_around == "policy":
+            references["returns"] = [measured[i].logprobs for i in range(len(rows))]
         logprobs = [measured[i].logprobs if i in measured else None for i in range(len(rows))]
-        experience = as_experience(batch, rows, logprobs, base)
+        experience = as_experience(batch, rows, logprobs, references)
+        if batch.reincarnated:
+            self._on_actors("go_through", passes)
         places = batch.group_size + batch.added_size
         order = deal([int(e.total_length) for e in experience], places, steps, self.ranks)
         status, _ = self.train_step([experience[i] for i in order], self.step)
-        for recorded in self._results(self.actor_model_group.async_run_method("recorded")):
+        for recorded in self._on_actors("recorded"):
             measured |= recorded
         policy = [measured[i].logprobs for i in range(len(rows))]
         behaviour = [behaviour_logprobs(row, now) for row, now in zip(flat, policy, strict=True)]
@@ -172,10 +175,32 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
         metrics["time/measure"] = clock.laps["measure"]
         return UpdateStats(policy, behaviour, [measured[i].entropy for i in range(len(rows))], metrics)
 
+    def _references(self, batch: MixedBatch, rows: Sequence[PackedRow]) -> dict[str, list[LogProbs]]:
+        """Of each row under the policies of the KL term that are no models of their own, as `as_experience` takes them.
+        The copy of the preceding policy becomes the present one."""
+        experiment, references = self.experiment, {}
+        fields = {"base": "base_action_log_probs", "preceding": "values"}
+        for name in experiment.copies:
+            if name == "base" or batch.base_share < 1:
+                self._on_actors("exchange", name)
+                references[fields[name]] = [result.logprobs for result in self.measure(rows)]
+                self._on_actors("exchange", name)
+        if "preceding" in experiment.copies:
+            self._on_actors("take", "preceding")
+        if experiment.loss.kl_coef and experiment.lora.rank is not None and "base" not in experiment.copies:
+            references[fields["base"]] = [result.logprobs for result in self.measure(rows, "measure_base")]
+        return references
+
+    def reincarnate(self) -> None:
+        self._on_actors("reincarnate")
+
+    def _on_actors(self, method: str, *arguments: Any) -> Any:
+        return self._results(self.actor_model_group.async_run_method(method, *arguments))
+
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> Files:
-        parts = self._results(self.actor_model_group.async_run_method("save_state", str(folder.absolute()), self.step))
+        parts = self._on_actors("save_state", str(folder.absolute()), self.step)
         name_end_tokens(folder, self.prompts.turn_ends())
         written = {name: entry for part in parts for name, entry in part.items()}
         written.pop("generation_config.json", None)  # it may just have been changed: it is hashed with the rest
@@ -184,7 +209,7 @@ class MixedTrainer(Engine, BasePPOTrainer):  # type: ignore[misc]
     def load(self, folder: Path) -> None:
         """Checks that the actors loaded this checkpoint when they started (launch.py names it to them), and sends its
         weights to the engines."""
-        for states in self._results(self.actor_model_group.async_run_method("get_checkpoint_states")):
+        for states in self._on_actors("get_checkpoint_states"):
             if folder.name != f"checkpoint-{states.get('global_step')}":
                 raise CheckpointError(f"{folder}: an actor has loaded step {states.get('global_step')} instead")
             self.step = int(states["global_step"])
