@@ -24,19 +24,21 @@ class FrozenCopy:
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._kept = [weight.clone() for weight in self._weights()]
 
-    def _weights(self) -> Iterator[Tensor]:
-        """Of a parameter that ZeRO-3 has cut: this rank's shard, and the whole one, empty unless it is kept."""
-        for parameter in self._trained:
-            yield parameter.data
-            if hasattr(parameter, "ds_tensor"):
-                yield parameter.ds_tensor.data
+    def _weights(self) -> list[Tensor]:
+        """Of a parameter that ZeRO-3 has cut: this rank's shard."""
+        return [weight.ds_tensor.data if hasattr(weight, "ds_tensor") else weight.data for weight in self._trained]
 
     def exchange(self) -> None:
-        """Called twice, nothing has changed."""
+        """Called twice, nothing has changed. All ranks must ask."""
         for weight, kept in zip(self._weights(), self._kept, strict=True):
             weight_now = weight.clone()
             weight.copy_(kept)
             kept.copy_(weight_now)
+        for whole in self._trained:
+            if hasattr(whole, "ds_tensor") and whole.data.numel():  # a small one, which ZeRO-3 leaves whole beside
+                shards = [torch.empty_like(whole.ds_tensor) for _ in range(torch.distributed.get_world_size())]
+                torch.distributed.all_gather(shards, whole.ds_tensor.data)
+                whole.data.copy_(torch.cat(shards)[: whole.data.numel()].view_as(whole.data))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ KL_BOUND = 10.0
 
 @dataclass(frozen=True)
 class ConvexKL:
-    """KL-Convex (ReMix, arXiv 2507.06892): in step t, which makes π_{k+1} of π_k, the KL term is
+    """KL-Convex (ReMix, arXiv 2507.06892): in step t, which makes π_{k+1} of π_k, the KL term is:
 
         λ·KL(π_θ‖π_ref) + (1−λ)·KL(π_θ‖π_{k−1}),   λ(t) = max(1 − fall·⌈max(t − constant_steps, 0)/every⌉, lowest)
 

@@ -79,8 +79,11 @@ def rows_of(actor: Any, batch: MixedBatch) -> list[ForwardRow]:
 def experience_of(actor: Any, batch: MixedBatch) -> list[Any]:
     """An experience per row; log-probs of fresh rows are those of the actor's policy."""
     rows = rows_of(actor, batch)
-    base = [one.logprobs for one in actor.measure_base(rows)] if actor.actor.adapter else None
-    return as_experience(batch, rows, [measured.logprobs for measured in actor.measure(rows)], references)
+    measured = [one.logprobs for one in actor.measure(rows)]
+    references = TrainerWithoutRay(actor)._references(batch, rows)
+    if actor.strategy.args.exgrpo.loss.clip_around == "policy":
+        references["returns"] = measured
+    return as_experience(batch, rows, measured, references)
 
 
 class TrainerWithoutRay(MixedTrainer):
@@ -90,7 +93,7 @@ class TrainerWithoutRay(MixedTrainer):
 
     def __init__(self, actor: Any) -> None:
         self.actor, self.args, self.prompts = actor, actor.strategy.args, actor.encoder
-        self.experiment, self.settings = actor.experiment, actor.experiment.openrlhf
+        self.experiment, self.settings = actor.strategy.args.exgrpo, actor.experiment.openrlhf
         self.actor_model_group, self.measured = self, []
 
     def async_run_method(self, method_name: str, *args: Any) -> list[Any]:
