@@ -124,6 +124,19 @@ class Experiment:
             "ReplayMixer.collects = False leaves nothing to replay but Work.experience, which is None: bind it",
         )
 
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Which frozen copies of the trained weights a run keeps (engines/frozen_copy.py): 'base', the reference of the
+        KL term where that is to become the policy, and 'preceding', π_{k−1}."""
+        if self.loss.kl_coef == 0:
+            return ()
+        return ("base",) * (self.mixer.reincarnation is not None) + ("preceding",) * (self.loss.kl_convex is not None)
+
+    @property
+    def reference_model(self) -> bool:
+        """Whether the reference of the KL term is a model of its own, neither a copy nor the model without adapter."""
+        return self.loss.kl_coef > 0 and self.lora.rank is None and "base" not in self.copies
+
     @cached_property
     def own_code(self) -> dict[str, str]:
         """The hashes of the files that play and grade, by their bindings, as they are at the first use: a process goes

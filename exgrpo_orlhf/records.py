@@ -320,12 +320,16 @@ class MixedBatch:
 
     group_size: K, what a group counts in the loss's normaliser, whatever it holds
     added_size: stored rows that may follow the K of each group (`replay.stored_group`)
+    base_share: λ of this step's KL term (`objective.ConvexKL`)
+    reincarnated: whether the run has been reincarnated (`replay.reincarnation`): a batch is then gone through once
     """
 
     groups: list[RolloutGroup]
     rows: list[list[Row]]
     group_size: int
     added_size: int = 0
+    base_share: float = 1.0
+    reincarnated: bool = False
 
     @classmethod
     def of(

@@ -34,7 +34,7 @@ from ..experiment import Experiment
 from ..io.entry_points import entry_points_of, loaded
 from ..io.files import read_text
 from ..io.redaction import redacted
-from ..objective import GroupAdvantages, MixedPolicyLoss
+from ..objective import ConvexKL, GroupAdvantages, MixedPolicyLoss
 from ..questions import LengthFilter, QuestionFile, QuestionHub, QuestionMix
 from ..questions.derived import validation_of
 from ..questions.fresh import FreshSampler
@@ -59,7 +59,7 @@ _CLASSES: tuple[type, ...] = (
     *(PretrainedModel, SupervisedModel, SupervisedFile),
     *(DifficultyBuckets, QuestionSampler, TrajectorySelector, DynamicSampling, RetirementPolicy),
     *VARIANTS,
-    *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, FreshSampler),
+    *(ReplayBuffer, ReplayMixer, GroupAdvantages, MixedPolicyLoss, ConvexKL, FreshSampler),
     *map(loaded, entry_points_of("exgrpo_orlhf.gin").values()),
 )
 _TARGETS = {"train" if target is TrainSettings else target.__name__: target for target in _CLASSES}
@@ -180,7 +180,7 @@ def may_change(binding: str) -> bool:
     return parameter in getattr(_TARGETS.get(name), "MAY_CHANGE", ())
 
 
-def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
+def _warn_of_no_effect(mixer: ReplayMixer, loss: MixedPolicyLoss, made_at: Mapping[str, str]) -> None:
     """An ablation of a part that this run never asks is its control under another name."""
     injection, late = mixer.injection, mixer.injection.late_injection
     used = {type(x).__name__ for x in (injection, late, getattr(injection.prefix, "share", None), mixer.store_rule)}
@@ -193,31 +193,31 @@ def _warn_of_no_effect(mixer: ReplayMixer, made_at: Mapping[str, str]) -> None:
         reasons |= {name: f"{why} {name}" for name in unused}
     elif injection.added_rows or (injection.prefix and injection.prefix.choice == "newest"):
         reasons["TrajectorySelector"] = f"with {injection} as it is bound a run never asks it"
+    optional = {"Reincarnation": mixer.reincarnation, "ConvexKL": loss.kl_convex}
+    reasons |= {name: f"no setting refers to @{name}()" for name in optional}
+    reasons = {name: why for name, why in reasons.items() if optional.get(name) is None}
     for binding, where in made_at.items():
         name, _, parameter = binding.partition(".")
         value = resolved(gin.query_parameter(binding)) if name in reasons else None
         default = inspect.signature(_TARGETS[name]).parameters[parameter].default if name in reasons else None
         if value != default and str(value) != repr(default):  # a reference is compared by its name
             log.warning("%s = %r has no effect (%s): %s", binding, value, where, reasons[name])
-    place = made_at.get("ReplayMixer.injection")
-    if place and not mixer.replays and not isinstance(injection, Beside):
+    if (place := made_at.get("ReplayMixer.injection")) and not mixer.replays and not isinstance(injection, Beside):
         log.warning("ReplayMixer.injection = %s has no effect (%s): ReplayMixer.rho is 0", injection, place)
 
 
 def _build(made_at: Mapping[str, str]) -> Experiment:
-    settings = _make("train")
-    work = _make("Work")
+    settings, work = _make("train"), _make("Work")
     replay_rng, fresh_rng = (np.random.default_rng(np.random.SeedSequence([settings.seed, i])) for i in (1, 2))
     sampler, buckets = _make("QuestionSampler"), _make("DifficultyBuckets")
-    parts = MixerParts(sampler, buckets, settings.group_size, settings.questions_per_step, replay_rng)
-    mixer = _make("ReplayMixer", parts)
-    _warn_of_no_effect(mixer, made_at)
+    sizes = settings.group_size, settings.questions_per_step
+    mixer = _make("ReplayMixer", MixerParts(sampler, buckets, *sizes, replay_rng))
     built = _common_parts(made_at) | _optional_parts(settings.engine, made_at)
+    _warn_of_no_effect(mixer, built["loss"], made_at)
     if (prefix := mixer.injection.prefix) and prefix.of != "successes":
         built["buffer"].keep_failures(prefix.failures)
     redact()
-    text = gin.operative_config_str()
-    params = flatten(text)
+    params = flatten(text := gin.operative_config_str())
     identity = {n: value for n, value in params.items() if not may_change(n)}
     if built["openrlhf"] is not None:
         identity["OpenRLHF.flags"] = repr(redacted("OpenRLHF.flags", flags.identity(built["openrlhf"])))

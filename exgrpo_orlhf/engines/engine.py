@@ -219,6 +219,10 @@ class Engine(ABC):
         """One or more optimiser steps on a batch. Raises NonFiniteUpdate."""
 
     @abstractmethod
+    def reincarnate(self) -> None:
+        """The reference of a KL term becomes the policy, and the optimiser begins anew."""
+
+    @abstractmethod
     def sync(self) -> None:
         """With train.generate_ahead: give the weights of the last update to what generates, which is idle now."""
 

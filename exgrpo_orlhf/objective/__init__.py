@@ -1,6 +1,8 @@
 """The mixed-policy objective: pure torch functions, no engine."""
 
 from .advantages import GroupAdvantages
-from .loss import MixedPolicyLoss, TokenBatch
+from .convex_kl import ConvexKL
+from .loss import MixedPolicyLoss
+from .token_batch import TokenBatch
 
-__all__ = ["GroupAdvantages", "MixedPolicyLoss", "TokenBatch"]
+__all__ = ["ConvexKL", "GroupAdvantages", "MixedPolicyLoss", "TokenBatch"]

@@ -5,56 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..checks import Constraint, Count, NotNegative, Positive, Share, check_settings, require
+from ..checks import Constraint, Count, NotNegative, Positive, Share, check_settings, reference, require
 from ..io.lazy import torch
 from ..records import Row
+from .convex_kl import kl_of
+from .token_batch import TokenBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The KL estimate grows as e^x: a token that the policy almost excludes and the reference does not would outweigh all
-# others, with e^12 for 12 nats.
-# The bound is OpenRLHF's and verl's; above it a token has no gradient of the KL term.
-KL_BOUND = 10.0
 # A replayed token is saturated when the slope of its shaped weight, f(1−f), is below this: more than about 99 times
 # above or below β, where it no longer learns. (The slope is 0.25 at w = β and 0.083 at w = 1 for β = 0.1.)
 SATURATED_SLOPE = 0.01
 LARGEST_LOG_RATIO = 80.0  # a metric has to stay a finite number
 Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """The response tokens of some rows of an optimiser step, laid end to end: every tensor is (T,).
-
-    logprobs, entropies: of the current policy; logprobs carry the gradient, entropies too where their bonus is on
-    behaviour_logprobs: under the policy that made the token: stored for replayed rows, π_old for fresh ones
-    advantages: of the token's row
-    replayed: whether the row is a stored trajectory
-    in_loss: False for the tokens of a row that could not be graded
-    row_weights: `MixedPolicyLoss.row_weights` of the token's row
-    token_weight: 1 / (response tokens of the whole optimiser step)
-    row_of: int64, each token's row, counted from 0 in this batch, which holds all tokens of its rows
-    mixed: whether the whole batch of rollouts, of which these may be a part, has a replayed row
-    reference_logprobs: under the reference policy; needed only with a KL term
-    """
-
-    logprobs: Tensor
-    entropies: Tensor
-    behaviour_logprobs: Tensor
-    advantages: Tensor
-    replayed: Tensor
-    in_loss: Tensor
-    row_weights: Tensor
-    token_weight: float
-    row_of: Tensor
-    mixed: bool
-    reference_logprobs: Tensor | None = None
 
 
 class LossTerms(NamedTuple):
@@ -117,6 +86,8 @@ class MixedPolicyLoss:
         'tokens'     all response tokens
         'sequences'  each row by its own length, then by the same rows (GRPO)
     clips_replayed: True clips w* of a replayed token as w of a fresh one, with its dual clip, instead of shaping it
+    clip_around: of these tokens: 'sampler', around 1, as of fresh ones; 'policy', around c = π_k/π_past of the policy
+        before the batch's update, −min(w*·A, clip(w*, c−ε_low, c+ε_high)·A) (Mix-PPG, arXiv 2507.06892)
     divisors: of rows that are added to groups (`AddedRows`): 'apart', they and the fresh rows have one each, of K_off
         and K rows a group or of their tokens, and the loss is the sum (RePO's paper); 'together', one of all there are
     response_length: L of 'constant', in tokens
@@ -124,6 +95,7 @@ class MixedPolicyLoss:
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with
         x = log π_ref − log π_θ, at most KL_BOUND nats a token. The mean is over all response tokens; with
         'sequences', as in GRPO, over each row's own, then over rows
+    kl_convex: `@ConvexKL()`: a convex sum of that KL and the one to the preceding policy; None: that KL alone
     """
 
     beta: Positive = 0.1
@@ -140,10 +112,12 @@ class MixedPolicyLoss:
     )
     normalizer: Literal["constant", "tokens", "sequences"] = "constant"
     clips_replayed: bool = False
+    clip_around: Literal["sampler", "policy"] = "sampler"
     divisors: Literal["apart", "together"] = "apart"
     response_length: Count = 8192
     entropy_coef: NotNegative = 0.0
     kl_coef: NotNegative = 0.0
+    kl_convex: Annotated[Any, reference("at", "@ConvexKL()")] | None = None
 
     def __post_init__(self) -> None:
         check_settings(MixedPolicyLoss, vars(self))
@@ -168,6 +142,15 @@ class MixedPolicyLoss:
             "MixedPolicyLoss.clips_replayed needs MixedPolicyLoss.clip_low and clip_high, clips_mixed = True, "
             f"importance_weights = True and shaping = False; got {self.clip_low!r}, {self.clips_mixed}, "
             f"{self.importance_weights} and {self.shaping}",
+        )
+        require(
+            self.clip_around == "sampler" or (self.clips_replayed and self.dual_clip is None),
+            "MixedPolicyLoss.clip_around = 'policy' needs MixedPolicyLoss.clips_replayed = True and dual_clip = None; "
+            f"got {self.clips_replayed} and {self.dual_clip!r}",
+        )
+        require(
+            self.kl_convex is None or self.kl_coef > 0,
+            f"MixedPolicyLoss.kl_convex needs MixedPolicyLoss.kl_coef above 0, got {self.kl_coef!r}",
         )
 
     def row_weights(self, lengths: Tensor, rows: float | None = None, tokens: float | None = None) -> Tensor:
@@ -204,13 +187,8 @@ class MixedPolicyLoss:
         entropy = torch.where(batch.in_loss, batch.entropies, 0).sum() * batch.token_weight
         loss = policy - self.entropy_coef * entropy if self.entropy_coef else policy
         if self.kl_coef:
-            if batch.reference_logprobs is None:
-                raise ValueError("MixedPolicyLoss.kl_coef > 0 needs the reference policy's log-probs")
-            x = torch.where(batch.in_loss, batch.reference_logprobs - batch.logprobs, 0)
-            x = x.clamp(max=KL_BOUND)  # before exp, or the clamped side's gradient would be 0 · inf
-            kl = (torch.exp(x) - x - 1).clamp(max=KL_BOUND)
             kl_weights = batch.row_weights if self.normalizer == "sequences" else batch.token_weight
-            loss = loss + self.kl_coef * (kl * kl_weights).sum()
+            loss = loss + self.kl_coef * (kl_of(batch) * kl_weights).sum()
         return loss
 
     def terms(self, batch: TokenBatch) -> LossTerms:
@@ -240,13 +218,17 @@ class MixedPolicyLoss:
         policy, flat = self._clipped(log_w, advantages, clip)
         return policy, truncated, flat
 
-    def _clipped(self, log_w: Tensor, advantages: Tensor, clip: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """`LossTerms.policy` and `.flat` of PPO's clip."""
+    def _clipped(
+        self, log_w: Tensor, advantages: Tensor, clip: tuple[float, float], centre: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`LossTerms.policy` and `.flat` of PPO's clip. centre: c of `clip_around`, (T,); None: 1"""
         low, high = clip
         log_w = torch.where(advantages == 0, 0, log_w)
         # Above the clip (of A < 0: the dual clip) a token is a constant. It is made one before exp: the branch that
         # `minimum` leaves would overflow and turn the gradient's 0 into 0 · inf.
-        upper = math.log1p(high)  # a number, not a tensor: no copy from the host to the device
+        c: Any = 1 if centre is None else centre
+        # A number, where it can be one: no copy from the host to the device.
+        upper = math.log1p(high) if centre is None else torch.log(centre + high)
         flat = (advantages > 0) & (log_w > upper)
         log_w = torch.where(flat, upper, log_w)
         if self.dual_clip is not None:
@@ -254,8 +236,8 @@ class MixedPolicyLoss:
             above = (advantages < 0) & (log_w > dual)
             flat, log_w = flat | above, torch.where(above, dual, log_w)
         w = torch.exp(log_w)
-        clipped = torch.clamp(w, 1 - low, 1 + high)
-        flat = flat | ((advantages < 0) & (w < 1 - low))
+        clipped = torch.clamp(w, c - low, c + high)
+        flat = flat | ((advantages < 0) & (w < c - low))
         return -torch.minimum(w * advantages, clipped * advantages), flat
 
     def _replayed(self, log_w: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,7 +248,12 @@ class MixedPolicyLoss:
         log_w, truncated = _bounded(log_w, self.max_weight)
         clip = self.clip(mixed=True) if self.clips_replayed else None
         if clip is not None:
-            policy, flat = self._clipped(log_w, batch.advantages, clip)
+            centre = None
+            if self.clip_around == "policy":
+                old = batch.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+                log_c = torch.where(batch.in_loss & batch.replayed, old - batch.behaviour_logprobs, 0)
+                centre = torch.exp(log_c.clamp(max=LARGEST_LOG_RATIO))
+            policy, flat = self._clipped(log_w, batch.advantages, clip, centre)
             return policy, truncated, flat
         if not self.shaping:
             weight = torch.exp(torch.where(batch.advantages == 0, 0, log_w))

@@ -24,15 +24,26 @@ def needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, in
     beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"
     settings = experiment.openrlhf
     if settings is None or settings.cpu_bench:
-        checkpoint = 4 * count[0] + 8 * count[1]  # the local engine's weights and Adam, float32
-        weights = size(4 * count[0] + 12 * count[1])
-        yield f"memory      estimated: {weights}, activations and {beside}; --smoke measures it"
+        copies = 4 * count[1] * len(experiment.copies)
+        checkpoint = 4 * count[0] + 8 * count[1] + copies  # the local engine's weights and Adam, float32
+        weights = 4 * count[0] * (1 + experiment.reference_model) + 12 * count[1] + copies
+        frozen = f", {size(copies)} of it copies of the {' and the '.join(experiment.copies)} policy" if copies else ""
+        yield f"memory      estimated: {size(weights)}{frozen}, activations and {beside}; --smoke measures it"
+        if weights > (there := _local_memory(experiment)):
+            yield f"            TOO LITTLE: there are {size(there)}; train an adapter (--gin gin/recipes/lora.gin)"
         yield from _local_time(experiment, count[0])
     else:
-        checkpoint = estimates.checkpoint_bytes(*count)
+        checkpoint = estimates.checkpoint_bytes(*count) + 2 * count[1] * len(experiment.copies)
         yield from _layout(experiment, config, count[0], beside)
     free = shutil.disk_usage(next(folder for folder in run.absolute().parents if folder.is_dir())).free
     yield f"disk        estimated: {disk_text(experiment, checkpoint + buffer, free)}"
+
+
+def _local_memory(experiment: Experiment) -> float:
+    """Bytes of the device on which the local engine would train here."""
+    if experiment.local and experiment.local.device != "cpu" and torch.cuda.is_available():
+        return float(torch.cuda.get_device_properties(0).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _local_time(experiment: Experiment, parameters: int) -> Iterator[str]:

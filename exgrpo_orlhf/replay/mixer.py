@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
-from fractions import Fraction
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -17,11 +16,12 @@ import numpy.typing as npt
 from ..checks import Count, Share, ShareBelowOne, check_settings, reference, require
 from ..records import CompletedGroup, MixedBatch, Question, Rollout, RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
-from .difficulty import DifficultyBuckets, as_fraction
+from .difficulty import DifficultyBuckets
 from .injection import Beside, Choice, Injection
 from .plan import FreshSource, Plan
 from .prefix import Pieces, Prefix
 from .sampling import QuestionSampler
+from .share import ReplayShare
 from .store_rule import Floats, Successes, finished, is_failure
 
 PAPER_INJECTION, PAPER_RULE = Beside(), Successes()
@@ -46,52 +46,6 @@ class MixerParts:
     rng: np.random.Generator
 
 
-class ReplayShare:
-    """ρ of a step: 0 until a batch's Pass@1 exceeds `start_at_accuracy`, then a line from `rho` to `rho_end`.
-
-    Settings as in `ReplayMixer`. started_at: the last step that was planned before the start; None: not started
-    """
-
-    def __init__(
-        self, rho: float, rho_end: float | None, rho_steps: int | None, start_at_accuracy: float | None
-    ) -> None:
-        """Raises ValueError for rho_end without rho_steps or the reverse."""
-        require(
-            (rho_end is None) == (rho_steps is None),
-            "ReplayMixer.rho_end and ReplayMixer.rho_steps are both numbers, or both None (constant ρ); got "
-            f"{rho_end!r} and {rho_steps!r}",
-        )
-        self.rho, self.rho_end = as_fraction(rho), as_fraction(rho if rho_end is None else rho_end)
-        self.rho_steps = 1 if rho_steps is None else rho_steps
-        self.start_at_accuracy = None if start_at_accuracy is None else as_fraction(start_at_accuracy)
-        self.started_at: int | None = 0 if start_at_accuracy is None else None
-
-    @property
-    def started(self) -> bool:
-        return self.started_at is not None
-
-    @property
-    def largest(self) -> Fraction:
-        """0: no question is ever planned for replay."""
-        return max(self.rho, self.rho_end)
-
-    def at(self, step: int) -> Fraction:
-        """The step's ρ, exact. Replay may begin in the step after the start."""
-        if self.started_at is None:
-            return Fraction(0)
-        steps = min(max(step - self.started_at - 1, 0), self.rho_steps)
-        return self.rho + (self.rho_end - self.rho) * steps / self.rho_steps
-
-    def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
-        """Start once a batch's Pass@1 exceeds `start_at_accuracy`; replay never stops again. step: the last one that is
-        planned already"""
-        if self.started or self.start_at_accuracy is None:
-            return
-        graded = sum(group.graded for group in groups)
-        if graded and Fraction(sum(group.correct for group in groups), graded) > self.start_at_accuracy:
-            self.started_at = step
-
-
 @dataclass(eq=False)
 class ReplayMixer:
     """ρ, its schedule and the delayed start.
@@ -110,6 +64,7 @@ class ReplayMixer:
         `@AllFinished()` or `@WithSignal()`
     collects: False: the run records nothing of its own, no accuracy, trajectory or retirement; what it started with
         (`Work.experience`) is replayed as it is
+    reincarnation: `@Reincarnation()`: replay ends, and the run begins anew from its policy; None: it does not
     """
 
     parts: InitVar[MixerParts]
@@ -121,6 +76,7 @@ class ReplayMixer:
     injection: Annotated[Any, reference("stored_for", "@Beside()")] = PAPER_INJECTION
     store_rule: Annotated[Any, reference("experience", "@Successes()")] = PAPER_RULE
     collects: bool = True
+    reincarnation: Annotated[Any, reference("last_step", "@Reincarnation()")] | None = None
 
     def __post_init__(self, parts: MixerParts) -> None:
         """Raises ValueError for a share outside its range, rho_end without rho_steps or the reverse, a ρ above 0 that
@@ -129,7 +85,7 @@ class ReplayMixer:
         check_settings(ReplayMixer, vars(self))
         self.sampler, self.buckets, self.rng = parts.sampler, parts.buckets, parts.rng
         self.group_size, self.questions_per_step = parts.group_size, parts.questions_per_step
-        self.share = ReplayShare(self.rho, self.rho_end, self.rho_steps, self.start_at_accuracy)
+        self.share = ReplayShare(self.rho, self.rho_end, self.rho_steps, self.start_at_accuracy, self.reincarnation)
         # By whether what is given is a success: each question's own share, where it has one (`AdaptiveShare`).
         self.given_shares: dict[bool, dict[str, float]] = {True: {}, False: {}}
         self.rollouts_per_replayed: int = self.injection.fresh_rollouts(self.group_size)
@@ -161,7 +117,7 @@ class ReplayMixer:
     @property
     def collecting(self) -> bool:
         """Whether this step's experience is recorded; never where nothing is ever replayed."""
-        return self.collects and self.replays and self.share.started
+        return self.collects and self.replays and self.share.active
 
     def check(self, buffer: ReplayBuffer) -> None:
         """Raises ValueError for a buffer that does not go with what is injected and stored."""
@@ -184,6 +140,10 @@ class ReplayMixer:
             self.collects or buffer.max_age is None,
             f"ReplayBuffer.max_age = {buffer.max_age} would empty the buffer for good where ReplayMixer.collects is "
             "False; it must be None",
+        )
+        require(
+            self.reincarnation is None or self.replays,
+            "ReplayMixer.reincarnation ends a replay, and with ReplayMixer.rho = 0 nothing is ever replayed",
         )
         self.store_rule.check(buffer, injection)
         if injection.added_rows:
@@ -309,14 +269,14 @@ class ReplayMixer:
         self, groups: Sequence[CompletedGroup], buffer: ReplayBuffer, fresh: FreshSource, step: int
     ) -> list[list[tuple[Question, Trajectory]]]:
         """Of each group of a batch, the stored rows that are added to it, once replay has started."""
-        if (added := self.injection.added_rows) is None or not self.share.started:
+        if (added := self.injection.added_rows) is None or not self.share.active:
             return [[] for _ in groups]
         drawn = added.draw([completed.group for completed in groups], buffer, step, self.rng)
         return [[(fresh.question(question_id), trajectory) for question_id, trajectory in rows] for rows in drawn]
 
     def late_stored(self, groups: Iterable[RolloutGroup], buffer: ReplayBuffer) -> dict[Question, list[Trajectory]]:
         """As `Injection.late_stored`, once replay has started."""
-        return self.injection.late_stored(groups, buffer) if self.share.started else {}
+        return self.injection.late_stored(groups, buffer) if self.share.active else {}
 
     def collect(self, batch: MixedBatch, logprobs: Sequence[Floats], step: int) -> list[tuple[str, Trajectory]]:
         """As `StoreRule.experience`, while experience is recorded."""
@@ -331,18 +291,20 @@ class ReplayMixer:
         """Of the parts that are switched on. groups: of the batch; choices: as in `complete`"""
         share = self.share
         metrics = {} if share.start_at_accuracy is None else {"replay/started": float(share.started)}
+        metrics |= {"replay/over": float(share.over)} if self.reincarnation else {}
         injection: Injection = self.injection
         return metrics | injection.metrics(groups, choices)
 
     def state_dict(self) -> dict[str, Any]:
         state = {"started_at": self.share.started_at, "rng": self.rng.bit_generator.state}
+        state |= {"last_step": self.share.last_step} if self.reincarnation else {}
         return state | ({"given_shares": [*self.given_shares.values()]} if self.injection.prefix else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises KeyError for a missing or unknown entry."""
-        entries = {"started_at", "rng", *(["given_shares"] if self.injection.prefix else [])}
+        entries = {*self.state_dict()}
         if set(state) != entries:
             raise KeyError(f"a mixer's state has the entries {sorted(entries)}, got {sorted(state)}")
         self.given_shares = dict(zip(self.given_shares, state.get("given_shares", ({}, {})), strict=True))
-        self.share.started_at = state["started_at"]
+        self.share.started_at, self.share.last_step = state["started_at"], state.get("last_step")
         self.rng.bit_generator.state = state["rng"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..checks import Count, NotNegative, Positive, require
+from ..checks import Count, NotNegative, Positive, ShareBelowOne, require
 from ..records import RolloutGroup, Trajectory
 from .buffer import ReplayBuffer
+from .difficulty import as_fraction
 from .stored_group import AddedRows, Drawn, Relative
 
 SMALLEST = 1e-6  # added to every priority
@@ -24,7 +27,8 @@ class StoredRows(AddedRows):
 
         p ∝ (priority + 1e-6)^alpha,   priority = |A| or |reward|, times exp(−age/τ)
 
-    rows: for each question of the batch
+    rows: for each question of the batch; with `share`, at most
+    share: of the batch's rows, fresh and stored, that are stored ones, rounded down; None: by `rows`
     by: the priority: of the stored 'advantage' or of the 'reward'
     alpha: 0 is uniform
     decay_steps: τ; None: priorities do not decay (`ReplayBuffer.max_age` ends them)
@@ -32,12 +36,27 @@ class StoredRows(AddedRows):
     """
 
     rows: Count = 4
+    share: ShareBelowOne | None = None
     by: Literal["advantage", "reward"] = "advantage"
     alpha: NotNegative = 0.5
     decay_steps: Positive | None = None
     first_step: Count = 1
 
     keeps_advantages: ClassVar[bool] = True
+
+    def fresh_rollouts(self, group_size: int) -> int:
+        least = math.ceil(self._added(group_size))
+        require(
+            least <= self.rows,
+            f"StoredRows.rows must be at least {least} for StoredRows.share = {self.share} with train.group_size = "
+            f"{group_size}, got {self.rows}",
+        )
+        return group_size
+
+    def _added(self, fresh: int) -> Fraction:
+        """To this many fresh rows by `share`."""
+        share = as_fraction(self.share or 0)
+        return fresh * share / (1 - share)
 
     def check_stored(self, stored: Iterable[Trajectory], where: str) -> None:
         """Raises ValueError for rows of another run that kept no advantages. where: for the message"""
@@ -54,9 +73,12 @@ class StoredRows(AddedRows):
         rows.sort(key=lambda row: row[0])  # in the order of storing, also after a resume
         if step < self.first_step or not rows:
             return [[] for _ in groups]
+        count = self.rows * len(groups)
+        if self.share is not None:
+            count = math.floor(self._added(sum(len(group.rollouts) for group in groups)))
         # The n largest of log p + Gumbel noise are a draw without replacement.
         keys = self.log_priorities([trajectory for *_, trajectory in rows], step) + rng.gumbel(size=len(rows))
-        best = np.argsort(-keys, kind="stable")[: self.rows * len(groups)].tolist()
+        best = np.argsort(-keys, kind="stable")[:count].tolist()
         return [[rows[i][1:] for i in best[g :: len(groups)]] for g in range(len(groups))]
 
     def log_priorities(self, stored: Sequence[Trajectory], step: int) -> npt.NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from .injection import Beside, InPlace, LateInjection, UnlessSolved
 from .prefix import AdaptiveShare, FixedShare, Prefix, UniformShare
+from .share import Reincarnation
 from .store_rule import AboveMean, AllFinished, OneSuccess, Successes, WithSignal
 from .stored_group import StoredGroup
 from .stored_rows import StoredRows
@@ -10,5 +11,5 @@ VARIANTS: tuple[type, ...] = (  # what another one has as its default before it
     *(Beside, InPlace, UnlessSolved, LateInjection),
     *(FixedShare, UniformShare, AdaptiveShare, Prefix),
     *(StoredGroup, StoredRows),
-    *(Successes, OneSuccess, AboveMean, AllFinished, WithSignal),
+    *(Successes, OneSuccess, AboveMean, AllFinished, WithSignal, Reincarnation),
 )

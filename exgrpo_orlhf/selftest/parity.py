@@ -135,6 +135,7 @@ def plain_engine(experiment: Experiment, model: Path, dtype: Literal["float32", 
         experiment.sampling,
         experiment.prompts,
         experiment.lora,
+        experiment.copies,
     )
     return TorchEngine(
         parts,

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +76,8 @@ class Trainer:
         """One step of ExGRPO, in the order of docs/algorithm.md. Returns its metrics. Raises as `run`."""
         clock, step = Clock(), self.steps + 1
         self.buffer.advance(step)
+        if self.experiment.mixer.share.begin(step):
+            self.engine.reincarnate()
         sample = self._sample(step, clock)
         next_batch = self._begin_next(step + 1, clock)
         batch = self._observe(sample, step, clock)
@@ -151,6 +153,8 @@ class Trainer:
         )
         batch = experiment.dynamic_sampling.masked(batch)
         batch = weighted(batch, experiment.loss) if batch.added_size else batch
+        convex = experiment.loss.kl_convex
+        batch = replace(batch, base_share=convex.at(step) if convex else 1.0, reincarnated=mixer.share.over)
         clock.lap("assemble")
         return batch
 

@@ -49,13 +49,13 @@ LOGPROB_ERROR = 4e-5
 
 
 def make_engine(model: Path, *, settings=None, optimizer=None, sampling=None, prompts=None, **more) -> TorchEngine:
-    """more: of `LocalParts`, lora and environment; the rest is TorchEngine's"""
+    """more: of `LocalParts`, lora, copies and environment; the rest is TorchEngine's"""
     parts = LocalParts(
         settings or LocalEngine(device="cpu"),
         optimizer or Optimizer(learning_rate=1e-3),
         sampling or Sampling(max_response_tokens=24),
         prompts or Prompts(max_tokens=32),
-        **{name: more.pop(name) for name in ("lora", "environment") if name in more},
+        **{name: more.pop(name) for name in ("lora", "copies", "environment") if name in more},
     )
     return TorchEngine(parts, model_path=model, **more)
 

@@ -79,8 +79,11 @@ def rows_of(actor: Any, batch: MixedBatch) -> list[ForwardRow]:
 def experience_of(actor: Any, batch: MixedBatch) -> list[Any]:
     """An experience per row; log-probs of fresh rows are those of the actor's policy."""
     rows = rows_of(actor, batch)
-    base = [one.logprobs for one in actor.measure_base(rows)] if actor.actor.adapter else None
-    return as_experience(batch, rows, [measured.logprobs for measured in actor.measure(rows)], base)
+    measured = [one.logprobs for one in actor.measure(rows)]
+    references = EngineWithoutRay(actor)._references(batch, rows)
+    if actor.strategy.args.exgrpo.loss.clip_around == "policy":
+        references["returns"] = measured
+    return as_experience(batch, rows, measured, references)
 
 
 class EngineWithoutRay(OpenRLHFEngine):

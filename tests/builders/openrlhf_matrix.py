@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ import torch
 from engine_builders import ADDING, as_episodes, make_engine, mixed_batch, move_adapter, with_added
 from run_builders import free_port
 
+from exgrpo_orlhf.engines.frozen_copy import FrozenCopy
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.openrlhf import cpu
 from exgrpo_orlhf.grader.grade import Grade
-from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.objective import ConvexKL, MixedPolicyLoss
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.selftest.parity import Difference, generated_ahead, recorded_gradients
 from exgrpo_orlhf.settings import LoRA, Optimizer
@@ -37,6 +39,10 @@ ADAM_EPS = 1e-8
 # of a percent of either moves the step by as much.
 WELL_ABOVE = 1e3
 LORA = LoRA(rank=4)
+COPYING = (
+    *("MixedPolicyLoss.kl_convex = @ConvexKL()", "ReplayMixer.reincarnation = @Reincarnation()"),
+    "Reincarnation.after_step = 9",
+)
 
 
 def batch_of(engine: TorchEngine, ahead: bool = False, episodes: bool = False) -> MixedBatch:
@@ -58,17 +64,35 @@ def plain(model: Path, reference: Path, cell: dict[str, Any]) -> dict[str, Any]:
     """The local engine in float32: gradients of each optimiser step and weights after the last, by parameter."""
     steps = cell["steps"]
     optimizer = Optimizer(learning_rate=RATE, max_grad_norm=None, steps_per_batch=steps)
+    copies = ("base", "preceding") if cell.get("copies") else ()
     if cell.get("lora"):  # the reference is the model itself, without its adapter
-        engine = make_engine(model, reference=True, optimizer=optimizer, lora=LORA)
+        engine = make_engine(model, reference=True, optimizer=optimizer, lora=LORA, copies=copies)
         move_adapter(engine.model)
+        for copy in engine._update.copies.values():
+            copy.take()
     else:
-        engine = make_engine(reference, weights_path=model, reference=True, optimizer=optimizer)
+        engine = make_engine(reference, weights_path=model, reference=True, optimizer=optimizer, copies=copies)
     batch = batch_of(make_engine(model), cell.get("ahead", False), cell.get("episodes", False))
-    loss = MixedPolicyLoss(response_length=RESPONSE, **cell["loss"])
+    loss = loss_of(cell)
     batch = with_added(batch, loss) if cell.get("added") else batch
+    if cell.get("copies"):
+        batch = replace(batch, base_share=0.7)
+        move_copies(engine._update.copies)
     gradients = recorded_gradients(engine)
     engine.update(batch, loss)
     return {"batch": batch, "gradients": gradients, "after": named(engine.model)}
+
+
+def loss_of(cell: dict[str, Any]) -> MixedPolicyLoss:
+    convex = {"kl_convex": ConvexKL()} if cell.get("copies") else {}
+    return MixedPolicyLoss(response_length=RESPONSE, **cell["loss"], **convex)
+
+
+def move_copies(copies: Mapping[str, FrozenCopy]) -> None:
+    """So that they are other policies than the present one."""
+    for name, factor in (("base", 0.8), ("preceding", 1.1)):
+        for kept in copies[name]._kept:
+            kept.mul_(factor)
 
 
 def named(model: Any) -> dict[str, torch.Tensor]:
@@ -125,7 +149,8 @@ def update(
         *(f"MixedPolicyLoss.{name} = {value!r}" for name, value in cell["loss"].items()),
         f"train.generate_ahead = {cell.get('ahead', False)}",
         *(ADDING if cell.get("added") else ()),
-        loss=MixedPolicyLoss(response_length=RESPONSE, **cell["loss"]),
+        *(COPYING if cell.get("copies") else ()),
+        loss=loss_of(cell),
         questions_per_step=GROUPS,
         rank=(number, ranks, port),
         dtype="fp32",
@@ -139,7 +164,9 @@ def update(
     micro_batches = []
     actor.actor.register_forward_pre_hook(lambda *_: micro_batches.append(1) if torch.is_grad_enabled() else None)
     frozen = None
-    if cell["loss"].get("kl_coef") and not rank:
+    if cell.get("copies"):
+        move_copies(actor.copies)
+    elif cell["loss"].get("kl_coef") and not rank:
         packing = actor.strategy.args.ds.packing_samples
         frozen = Actor(reference, attn_implementation="sdpa", param_dtype="fp32", packing_samples=packing).eval()
     fill(actor, expected["batch"], ranks, number, frozen)
@@ -189,7 +216,7 @@ def main() -> None:
     folder = Path(out).with_suffix(".work")
     folder.mkdir()
     for cell in cells.values():
-        kind = " ".join(name for name in ("ahead", "lora", "episodes", "added") if cell.get(name)) or "plain"
+        kind = " ".join(name for name in ("ahead", "lora", "episodes", "added", "copies") if cell.get(name)) or "plain"
         cell["plain"] = f"{kind}-{cell['steps']}-" + "-".join(f"{k}={v}" for k, v in cell["loss"].items())
         path = folder / f"{cell['plain']}.pt"
         if not path.exists():

@@ -66,6 +66,11 @@ FEW = ("train.steps = 2", "ModularChains.count = 8", "validation/ModularChains.c
 
 
 STORED_GROUP = (*ADDING, "ReplayMixer.rho = 0")
+REINCARNATED = (
+    *("MixedPolicyLoss.clip_around = 'policy'", "MixedPolicyLoss.kl_coef = 0.01"),
+    *("MixedPolicyLoss.kl_convex = @ConvexKL()", "ConvexKL.constant_steps = 0", "ConvexKL.every = 1"),
+    *("ReplayMixer.reincarnation = @Reincarnation()", "Optimizer.passes_per_batch = 2"),
+)
 
 
 def by_chance(folder: Path) -> list[str]:
@@ -265,6 +270,14 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             )
             for by in ("advantage", "reward")
         },
+        **{
+            f"mixed policies, {name}": chains(
+                *STORED_GROUP, "ReplayMixer.injection = @StoredRows()", "StoredRows.share = 0.4", "StoredRows.rows = 4",
+                *REINCARNATED, *more,
+            )
+            for name, more in (("weights", ("Reincarnation.after_step = 1",)),
+                               ("adapter", ("Reincarnation.at_accuracy = 0.0", "LoRA.rank = 4")))
+        },
         "steps": small(
             chain, "Verifier.kind = 'chain_steps'", "ReplayMixer.rho = 0", "ReplayMixer.injection = @LateInjection()",
             "MixedPolicyLoss.clips_mixed = False",
@@ -365,6 +378,10 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
         f"{ON_OPENRLHF}stored rows": small(
             chain, *by_chance(folder), *STORED_GROUP, "ReplayMixer.injection = @StoredRows()",
             "StoredRows.rows = 2", "ReplayMixer.store_rule = @WithSignal()",
+        ),
+        f"{ON_OPENRLHF}mixed policies": small(
+            chain, *by_chance(folder), *STORED_GROUP, "ReplayMixer.injection = @StoredRows()", *REINCARNATED,
+            "Reincarnation.after_step = 1",
         ),
         f"{ON_OPENRLHF}its environment's rewards": small(chain, *calculator, "Environment.reward = 'environment'"),
     }  # fmt: skip

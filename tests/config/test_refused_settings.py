@@ -7,7 +7,7 @@ import pytest
 
 from exgrpo_orlhf.engines.pretrained import PretrainedModel
 from exgrpo_orlhf.environments import Environment
-from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.objective import ConvexKL, MixedPolicyLoss
 from exgrpo_orlhf.questions import QuestionFile, QuestionHub, QuestionMix
 from exgrpo_orlhf.questions.prompts import Prompts
 from exgrpo_orlhf.replay import (
@@ -20,6 +20,7 @@ from exgrpo_orlhf.replay import (
 )
 from exgrpo_orlhf.replay.injection import Beside, LateInjection, UnlessSolved
 from exgrpo_orlhf.replay.mixer import MixerParts
+from exgrpo_orlhf.replay.share import Reincarnation
 from exgrpo_orlhf.replay.store_rule import Successes
 from exgrpo_orlhf.replay.stored_group import StoredGroup
 from exgrpo_orlhf.replay.stored_rows import StoredRows
@@ -104,6 +105,19 @@ REFUSED = {
         (dict(alpha=-0.5), "alpha"),
         (dict(decay_steps=0.0), r"decay_steps must be positive and finite, or None; got 0\.0"),
         (dict(first_step=0), "first_step must be at least 1, got 0"),
+        (dict(share=1.0), r"share must lie in \[0, 1\), or None; got 1\.0"),
+    ],
+    Reincarnation: [
+        *((settings, r"one of Reincarnation\.after_step and Reincarnation\.at_accuracy must be bound, .*got ")
+          for settings in (dict(), dict(after_step=5, at_accuracy=0.5))),
+        (dict(after_step=0), "after_step must be at least 1, or None; got 0"),
+        (dict(at_accuracy=1.0), "at_accuracy"),
+    ],
+    ConvexKL: [
+        (dict(constant_steps=-1), "constant_steps must be at least 0, got -1"),
+        (dict(every=0), "every must be at least 1, got 0"),
+        (dict(fall=1.5), r"fall must lie in \[0, 1\], got 1\.5"),
+        (dict(lowest=-0.1), "lowest"),
     ],
     Successes: [(dict(up_to=up_to), r"up_to must lie in \(0, 1\], or None; got ") for up_to in (0.0, 1.5, NAN)],
     QuestionSampler: [
@@ -135,6 +149,10 @@ REFUSED = {
         (dict(revisits_every=5, at_accuracy=None), "revisits_every = 5 needs retirement"),
     ],
     MixedPolicyLoss: [
+        (dict(kl_convex=ConvexKL()), r"kl_convex needs MixedPolicyLoss\.kl_coef above 0, got 0\.0"),
+        (dict(kl_convex=0.5, kl_coef=0.1), r"kl_convex must be a reference such as @ConvexKL\(\)"),
+        *((dict(clip_around="policy", **more), r"clip_around = 'policy' needs MixedPolicyLoss\.clips_replayed = True")
+          for more in (dict(), dict(shaping=False, clips_replayed=True, dual_clip=3.0))),
         (dict(beta=0), "beta must be positive and finite, got 0"),
         (dict(beta=INF), "beta"),
         (dict(beta=NAN), "beta"),

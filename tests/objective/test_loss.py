@@ -9,7 +9,7 @@ import pytest
 import torch
 from plain_loss import NORMALIZERS, PlainRow, evaluated, plain_loss, random_rows, token_term
 
-from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.objective import ConvexKL, MixedPolicyLoss
 
 
 def each(clip=({},), **choices) -> list[dict]:
@@ -173,3 +173,11 @@ def test_one_sum_is_one_minus_rho_times_j_on_plus_rho_times_j_exp():
 
     single, _, _ = evaluated(loss, [row for group in groups for row in group])
     assert -single == pytest.approx((1 - rho) * objective(on) + rho * objective(exp), rel=1e-12)
+
+
+def test_the_weight_of_the_kl_term_to_the_reference_takes_its_course():
+    """λ(t) = max(1 − 0.1·⌈max(t − 50, 0)/10⌉, 0.5), as ReMix has it."""
+    for step in range(1, 200):
+        expected = max(1 - 0.1 * math.ceil(max(step - 50, 0) / 10), 0.5)
+        assert ConvexKL().at(step) == pytest.approx(expected, abs=1e-12)
+    assert [ConvexKL().at(step) for step in (1, 50)] == [1.0, 1.0], "exactly: the preceding policy is not measured"

@@ -9,6 +9,8 @@ from replay_builders import QUESTIONS, filled, finish_step, group, ids_of, mixer
 
 from exgrpo_orlhf.records import RolloutGroup
 from exgrpo_orlhf.replay import QuestionSampler, ReplayBuffer, RetirementPolicy
+from exgrpo_orlhf.replay.injection import LateInjection
+from exgrpo_orlhf.replay.share import Reincarnation
 
 
 def graded(n_correct: int, n: int) -> list[RolloutGroup]:
@@ -43,6 +45,37 @@ def test_rho_times_b_is_rounded_down_to_whole_questions(rho, b, replayed):
 def test_mu_above_k_successes_is_refused():
     with pytest.raises(ValueError, match=r"QuestionSampler\.mu must lie in \[0, K\] = \[0, 4\]"):
         mixer(sampler=QuestionSampler(mu=4.5, unit="successes"))
+
+
+# -- the end of replay ------------------------------------------------------------------------------------------------
+
+
+def test_a_reincarnation_ends_what_is_planned_injected_and_stored_behind_its_step():
+    late = mixer(rho=0.0, injection=LateInjection(), reincarnation=Reincarnation(after_step=2))
+    failed, buffer = [group(["wrong"] * 4, QUESTIONS[1])], filled(20)
+    begins = []
+    for step in (1, 2, 3, 4):
+        begins.append(late.share.begin(step))
+        assert late.collecting == bool(late.late_stored(failed, buffer)) == (step <= 2)
+    assert begins == [False, False, True, False]
+    planned = mixer(8, rho=0.5, reincarnation=Reincarnation(after_step=2))
+    assert [len(planned.plan(source(), filled(20), step).replayed) for step in (1, 2, 3)] == [4, 4, 0]
+
+
+def test_a_reincarnation_by_its_rule_comes_after_the_first_batch_above_the_accuracy_and_is_in_the_state():
+    replay = mixer(rho=0.5, reincarnation=Reincarnation(at_accuracy=0.5))
+    for step, right in ((1, 5), (2, 6), (3, 9)):
+        assert not replay.share.begin(step) or step == 3
+        replay.share.observe(graded(right, 10), step)
+    assert replay.share.last_step == 2, "exactly one half is not above it, and the first one counts"
+    again = mixer(rho=0.5, reincarnation=Reincarnation(at_accuracy=0.5))
+    again.load_state_dict(json.loads(json.dumps(replay.state_dict())))
+    assert [again.share.begin(step) for step in (2, 3, 4)] == [False, True, False]
+    assert again.share.at(2) > again.share.at(3) == 0
+    with pytest.raises(KeyError, match="last_step"):
+        again.load_state_dict(mixer(rho=0.5).state_dict())
+    with pytest.raises(ValueError, match=r"ReplayMixer\.reincarnation ends a replay, and with ReplayMixer\.rho = 0"):
+        mixer(rho=0.0, reincarnation=Reincarnation(after_step=2)).check(filled(20))
 
 
 # -- ρ on a schedule --------------------------------------------------------------------------------------------------

@@ -159,28 +159,35 @@ def papers_loss(batch, policy, old, divisors, normalizer, length=24):
     return value, np.concatenate(gradient)
 
 
-def engines_loss(loss, batch, policy, old, members, dtype):
-    """Of some rows, as the engines make it: weights of the whole step, and `Row.weight`."""
+def engines_loss(loss, batch, policy, old, members, dtype, **more):
+    """Of some rows, as the engines make it: weights of the whole step, and `Row.weight`. more: of TokenBatch, of each
+    row"""
     rows = batch.flat_rows()
     lengths = torch.tensor([row.length for row in rows])
     weights = loss.row_weights(lengths, rows=len(batch.rows) * batch.group_size, tokens=int(lengths.sum()))
     weights = weights * torch.tensor([row.weight for row in rows], dtype=torch.float64)
     logprobs = torch.tensor(np.concatenate([policy[i] for i in members]), dtype=dtype, requires_grad=True)
+    of_entropies = more.pop("entropies", [np.zeros(len(one)) for one in policy])
     spread = lambda values, kind: torch.tensor(
         [value for value, i in zip(values, members, strict=True) for _ in policy[i]], dtype=kind
     )
     value = loss(
         TokenBatch(
             logprobs,
-            torch.zeros_like(logprobs),
+            torch.tensor(np.concatenate([of_entropies[i] for i in members]), dtype=dtype),
             torch.tensor(np.concatenate([old[i] for i in members]), dtype=dtype),
             spread([rows[i].advantage for i in members], dtype),
             spread([rows[i].trajectory is not None for i in members], torch.bool),
             spread([True for _ in members], torch.bool),
             spread([float(weights[i]) for i in members], dtype),
-            1.0,
+            1 / int(lengths.sum()),
             spread(range(len(members)), torch.int64),
             mixed=True,
+            base_share=batch.base_share,
+            **{
+                name: torch.tensor(np.concatenate([of_rows[i] for i in members]), dtype=dtype)
+                for name, of_rows in more.items()
+            },
         )
     )
     value.backward()

@@ -13,7 +13,7 @@ import torch
 from replay_builders import QUESTIONS, K, group, mixer, trajectory
 from test_stored_group import Fresh, engines_loss
 
-from exgrpo_orlhf.objective import GroupAdvantages, MixedPolicyLoss
+from exgrpo_orlhf.objective import ConvexKL, GroupAdvantages, MixedPolicyLoss
 from exgrpo_orlhf.objective.divisors import weighted
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.replay.store_rule import WithSignal
@@ -74,6 +74,20 @@ def test_a_row_is_once_in_a_draw_of_its_own_question_and_may_come_again():
     assert any(a & b for a, b in itertools.pairwise(draws))
     few = StoredRows(rows=4).draw(GROUPS, buffer_of([row(i, 0.5) for i in range(6)]), 2, rng)
     assert [len(of_group) for of_group in few] == [2, 2, 1, 1]
+
+
+def test_by_a_share_the_batchs_rows_are_stored_ones_to_that_share_rounded_down():
+    """40 % of a batch of 4 groups of 4 and n stored rows: n = ⌊16 · 0.4/0.6⌋ = 10 of at most 3 a group."""
+    buffer, rng = buffer_of([row(i, 0.5) for i in range(25)]), np.random.default_rng(0)
+    rows = StoredRows(rows=3, share=0.4).draw(GROUPS, buffer, 2, rng)
+    assert [len(of_group) for of_group in rows] == [3, 3, 2, 2]
+    rows = StoredRows(rows=8, share=0.5).draw(GROUPS, buffer, 2, rng)
+    assert [len(of_group) for of_group in rows] == [4] * 4
+    with pytest.raises(
+        ValueError, match=r"StoredRows\.rows must be at least 6 for StoredRows\.share = 0\.4 with train\."
+    ):
+        StoredRows(rows=5, share=0.4).fresh_rollouts(8)
+    assert StoredRows(rows=6, share=0.4).fresh_rollouts(8) == 8
 
 
 def test_before_the_first_step_and_of_rows_that_are_too_old_nothing_is_drawn():
@@ -154,3 +168,69 @@ def test_rows_of_a_run_that_kept_no_advantages_are_refused():
     with pytest.raises(ValueError, match=r"run/replay: its rows have no advantages.*a run with the same injection"):
         StoredRows().check_stored([row(0, 0.5), row(1, None)], "run/replay")
     StoredRows().check_stored([row(0, 0.5)], "run/replay")
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize("base_share", [1.0, 0.7])
+def test_the_objective_of_remix_is_that_of_the_papers_formulas_whole_and_in_micro_batches(base_share, dtype, error):
+    """L = L_MixPPG + β·[λ·KL(π_θ‖π_base) + (1−λ)·KL(π_θ‖π_{k−1})] − c·H, with
+
+    L_MixPPG = −mean over rows of the mean over tokens of min(r·A, clip(r, π_k/π_{k−i} − ε, π_k/π_{k−i} + ε)·A),
+    r = π_θ/π_{k−i}, where a fresh row is of π_k itself, KL by exp(x) − x − 1 in the same means, H over all tokens.
+    """
+    beta, c, epsilon = 0.3, 0.2, 0.2
+    loss = MixedPolicyLoss(
+        **dict(normalizer="sequences", divisors="together", shaping=False, clips_replayed=True, clip_around="policy"),
+        **dict(kl_coef=beta, kl_convex=ConvexKL(), entropy_coef=c),
+    )
+    rng = np.random.default_rng(2)
+    batch, _ = batch_of([row(i, float(rng.normal())) for i in range(6)], GroupAdvantages(scale_by_std=True))
+    batch = replace(weighted(batch, loss), base_share=base_share)
+    rows = batch.flat_rows()
+    of_rows = lambda *shifts: [rng.choice(shifts, size=one.length) for one in rows]
+    old = [-rng.exponential(size=one.length) - 0.1 for one in rows]  # π_k
+    past = [
+        k + shift * (one.trajectory is not None)
+        for one, k, shift in zip(rows, old, of_rows(-0.3, 0.3, 1.0), strict=True)
+    ]
+    policy, base, preceding = (
+        [k + x for k, x in zip(old, of_rows(-s, -0.1, 0.1, s), strict=True)] for s in (0.4, 0.8, 0.5)
+    )
+    value, gradient, tokens, inside = 0.0, [], sum(one.length for one in rows), []
+    for one, *of_tokens in zip(rows, policy, past, old, base, preceding, strict=True):
+        for now, sampled, k, b, p in zip(*of_tokens, strict=True):
+            a, r, centre = one.advantage, math.exp(now - sampled), math.exp(k - sampled)
+            clipped = min(max(r, centre - epsilon), centre + epsilon)
+            value -= min(r * a, clipped * a) / len(rows) / one.length
+            slope = -r * a if r * a <= clipped * a else 0.0
+            for share, reference in ((base_share, b), (1 - base_share, p)):
+                x = reference - now
+                value += beta * share * (math.exp(x) - x - 1) / len(rows) / one.length
+                slope += beta * share * (1 - math.exp(x))
+            gradient.append(slope / len(rows) / one.length)
+            value -= c * 0.5 / tokens  # the entropy of every token
+            inside.append((one.trajectory is not None, r == clipped, 0.8 <= r <= 1.2))
+    assert {(True, True, False), (True, False, True)} < {*inside}, "a clip around 1 would be another one"
+    more = {"reference_logprobs": base, "preceding_logprobs": preceding, "old_logprobs": old}
+    more["entropies"] = [np.full(one.length, 0.5) for one in rows]
+    for size in (len(rows), 3, 1):
+        parts = [range(i, min(i + size, len(rows))) for i in range(0, len(rows), size)]
+        results = [engines_loss(loss, batch, policy, past, part, dtype, **more) for part in parts]
+        assert sum(part[0] for part in results) == pytest.approx(value, abs=error)
+        np.testing.assert_allclose(np.concatenate([part[1] for part in results]), gradient, atol=error, rtol=0)
+
+
+def test_without_measured_log_probs_the_clip_around_the_policy_is_around_the_pass_itself():
+    """One optimiser step a batch: π_θ = π_k, so nothing is clipped however old a row is."""
+    loss = MixedPolicyLoss(shaping=False, clips_replayed=True, clip_around="policy", normalizer="tokens")
+    batch, _ = batch_of([row(i, 1.0 - i) for i in range(3)], GroupAdvantages())
+    rows = batch.flat_rows()
+    policy, past = ([np.full(one.length, x) for one in rows] for x in (-0.5, -2.0))
+    _, gradient = engines_loss(loss, batch, policy, past, range(len(rows)), torch.float64)
+    _, around_one = engines_loss(
+        replace(loss, clip_around="sampler"), batch, policy, past, range(len(rows)), torch.float64
+    )
+    stored = np.concatenate([np.full(one.length, one.trajectory is not None) for one in rows])
+    advantages = np.concatenate([np.full(one.length, one.advantage) for one in rows])
+    np.testing.assert_allclose(gradient[stored], (-math.exp(1.5) * advantages / len(stored))[stored], atol=1e-12)
+    assert (around_one[stored & (advantages > 0)] == 0).all()

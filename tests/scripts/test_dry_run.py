@@ -99,6 +99,20 @@ def test_the_plan_of_a_run_on_openrlhf_has_its_prompt_and_what_it_needs(dry_run,
     assert short in done.stdout
 
 
+def test_the_plan_counts_frozen_copies_and_says_where_they_do_not_fit(dry_run, big_model, tmp_path):
+    """7.6 billion parameters: in float32 weights, gradient, Adam and two copies, 6 · 30.5 GB; in bf16 15.2 each."""
+    bindings = paper_run(big_model, questions_file(tmp_path))
+    done, lines, _ = dry_run(["baselines/remix.gin"], bindings)
+    assert "182.8 GB, 60.9 GB of it copies of the base and the preceding policy, activations and" in lines["memory"]
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert (f"TOO LITTLE: there are {there / 1e9:.1f} GB" in done.stdout) == (there < 182.8e9)
+    assert "a checkpoint, at most " in lines["disk"]
+    convex = ["MixedPolicyLoss.kl_coef = 0.1", "MixedPolicyLoss.kl_convex = @ConvexKL()"]
+    done, _, _ = dry_run(ON_8_GPUS, [*bindings, *convex])
+    short = "45.7 GB of the policy, the reference model, the copy of the preceding policy and about 5 GB"
+    assert f"TOO LITTLE: vllm.gpu_memory_utilization = 0.6 of 80.0 GB, {short}" in done.stdout
+
+
 def test_the_llama_base_models_file_begins_on_the_official_rows(dry_run, big_model, tmp_path):
     """Each has a system message of its own, which the prompt of this model leaves out."""
     rows = [

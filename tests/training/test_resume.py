@@ -256,6 +256,24 @@ OPTIONS = {
         *("MixedPolicyLoss.shaping = False", "MixedPolicyLoss.clips_replayed = True", "ReplayMixer.rho = 0.0"),
         *("RetirementPolicy.at_accuracy = None", "MixedPolicyLoss.normalizer = 'tokens'"),
     ],
+    "remix": [
+        *("ReplayMixer.injection = @StoredRows()", "StoredRows.rows = 3", "StoredRows.share = 0.4"),
+        *("ReplayMixer.store_rule = @AllFinished()", "ReplayBuffer.max_bytes = 200000", "ReplayBuffer.max_age = 2"),
+        *("MixedPolicyLoss.shaping = False", "MixedPolicyLoss.clips_replayed = True", "ReplayMixer.rho = 0.0"),
+        *(
+            "MixedPolicyLoss.clip_around = 'policy'",
+            "MixedPolicyLoss.kl_coef = 0.1",
+            "RetirementPolicy.at_accuracy = None",
+        ),
+        *("MixedPolicyLoss.kl_convex = @ConvexKL()", "ConvexKL.constant_steps = 2", "ConvexKL.every = 1"),
+        *("ReplayMixer.reincarnation = @Reincarnation()", "Reincarnation.after_step = 7"),
+        *("Optimizer.passes_per_batch = 2", "MixedPolicyLoss.divisors = 'together'"),
+    ],
+    "reincarnated early": [
+        *("ReplayMixer.reincarnation = @Reincarnation()", "Reincarnation.at_accuracy = 0.0", "LoRA.rank = 4"),
+        *("ReplayMixer.injection = @LateInjection()", "ReplayMixer.rho = 0.0", "train.generate_ahead = True"),
+        *("MixedPolicyLoss.kl_coef = 0.1", "Optimizer.passes_per_batch = 2", "Optimizer.learning_rate = 1e-2"),
+    ],
     "adapter": [
         "LoRA.rank = 4",
         "MixedPolicyLoss.kl_coef = 0.01",
@@ -330,6 +348,8 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
     "ahead": [in_both_halves("rollout/age_mean"), passes, some("replay/evicted")],
     "stored groups": [in_both_halves("replay/added_rows"), some("replay/added_whole", 0, 1), passes],
     "stored rows": [in_both_halves("replay/added_rows"), some("replay/evicted"), some("replay/age_max", 1)],
+    "remix": [in_both_halves("replay/added_rows"), some("replay/age_max", 1), some("replay/over"), passes],
+    "reincarnated early": [in_both_halves("replay/over")],
     "adapter": [passes],
     "several rewards": [in_both_halves("reward_part/chain_steps"), in_both_halves("replay/actual_share")],
     "episodes": [some("rollout/turns", 1), in_both_halves("replay/actual_share")],
@@ -337,11 +357,12 @@ ACTS = {  # what shows in the metrics of the resumed run that an option's code h
 }
 KILLED = (
     *("several rewards", "graded", "revisits", "weighted", "together", "continued", "stored groups", "stored rows"),
-    "episodes, late and ahead",
+    *("remix", "reincarnated early", "episodes, late and ahead"),
 )
 
 
 UNSCORED = ("unscored", "late", "masked", "continued", "continued episodes", "stored groups", "stored rows")
+UNSCORED += ("remix", "reincarnated early")
 
 
 @pytest.mark.slow

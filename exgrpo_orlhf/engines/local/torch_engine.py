@@ -25,6 +25,7 @@ from ...sampling.batch import check_rows
 from ...sampling.torch_loop import LoopSampler
 from ...settings import LocalEngine, LoRA, Optimizer, Sampling
 from ..engine import Engine, UpdateStats
+from ..frozen_copy import FrozenCopy
 from ..lora import FOLDER, Adapter
 from .forward import PolicyForward, within_memory
 from .placement import check_model, device_of, dtype_of, end_and_pad, load
@@ -42,6 +43,7 @@ class LocalParts:
     sampling: Sampling
     prompts: Prompts
     lora: LoRA = _FULL
+    copies: tuple[str, ...] = ()
     environment: Environment | None = None
 
     @classmethod
@@ -70,7 +72,8 @@ class TorchEngine(Engine):
     ) -> None:
         """model_path: a Hugging Face causal LM with its tokenizer; weights_path: a checkpoint of it to continue from;
         reference: whether there is a KL term to the model at `model_path`: a frozen copy of it, or with LoRA the same
-        model without its adapter; generates: False for an engine that only scores and trains
+        model without its adapter, unless it is among `LocalParts.copies`; generates: False for an engine that only
+        scores and trains
 
         Raises ValueError for a device that is not there, and for a model that this engine cannot train.
         """
@@ -97,7 +100,9 @@ class TorchEngine(Engine):
         self.sampler: Sampler = LoopSampler(self.model, self.tokenizer, self.end, self.pad, rows, self._computing)
         if generates:
             self._choose_sampler(prompts.max_tokens + sampling.max_response_tokens)
-        self._update = PolicyUpdate(self.forward, self._reference() if reference else None, parts.optimizer, settings)
+        base = self._reference() if reference and "base" not in parts.copies else None
+        copies = {name: FrozenCopy(self.model) for name in parts.copies}
+        self._update = PolicyUpdate(self.forward, base, parts.optimizer, settings, copies)
 
     def _reference(self) -> Reference:
         adapter, forward = self.adapter, self.forward
@@ -173,13 +178,16 @@ class TorchEngine(Engine):
             return stats
         return replace(stats, metrics={**stats.metrics, "rollout/logprob_gap": float(np.concatenate(gaps).mean())})
 
+    def reincarnate(self) -> None:
+        self._update.reincarnate()
+
     def sync(self) -> None:
         """Nothing: it generates with the weights that it trains."""
 
     # -- save ---------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> Files:
-        """Hugging Face files in `folder`, optimiser and schedule in its subfolder trainer/.
+        """Hugging Face files in `folder`, optimiser, schedule and frozen copies in its subfolder trainer/.
 
         With LoRA the weights are merged, and the adapter is in the subfolder adapter/: the run goes on from that.
         """
@@ -190,9 +198,9 @@ class TorchEngine(Engine):
         tokenizer_file.save(self.tokenizer, folder)
         name_end_tokens(folder, self.prompts.turn_ends())
         (folder / "trainer").mkdir(exist_ok=True)
-        self._update.save(folder / "trainer" / "optimizer.pt")
+        self._update.save(folder / "trainer")
         return {}
 
     def load(self, folder: Path) -> None:
-        """Loads optimiser and schedule. The weights come with the constructor's `weights_path`."""
-        self._update.load(folder / "trainer" / "optimizer.pt")
+        """Loads optimiser, schedule and frozen copies. The weights come with the constructor's `weights_path`."""
+        self._update.load(folder / "trainer")

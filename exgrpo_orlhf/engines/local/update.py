@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ...objective import MixedPolicyLoss, TokenBatch
 from ...records import Measured, MixedBatch, Row
 from ...settings import LocalEngine, Optimizer
 from ..engine import LogProbs, NonFiniteUpdate, UpdateStats
+from ..frozen_copy import FrozenCopy, begin_anew
 from ..rows import behaviour_logprobs, row_dump
 from ..schedule import scheduler
 from .forward import PolicyForward, Recomputing, per_row
@@ -31,11 +32,17 @@ class PolicyUpdate:
     """The optimiser, its schedule, and the policy that they update."""
 
     def __init__(
-        self, forward: PolicyForward, reference: Reference | None, settings: Optimizer, machine: LocalEngine
+        self,
+        forward: PolicyForward,
+        reference: Reference | None,
+        settings: Optimizer,
+        machine: LocalEngine,
+        copies: Mapping[str, FrozenCopy] = {},
     ) -> None:
-        """reference: the frozen initial policy, for a KL term"""
+        """reference: the frozen initial policy, for a KL term; copies: by name (`Experiment.copies`)"""
         self.forward, self.reference, self.settings = forward, reference, settings
         self.model: PreTrainedModel = forward.model
+        self.copies = copies
         self.micro_batch_tokens = machine.micro_batch_tokens
         self._recomputing = Recomputing(self.model, machine.gradient_checkpointing)
         self._fused = True if self.forward.device.type == "cuda" else None  # None: torch's choice, a loop on a CPU
@@ -57,12 +64,9 @@ class PolicyUpdate:
         """
         groups, n = len(batch.rows), min(self.settings.steps_per_batch, len(batch.rows))
         ends = np.cumsum([0, *map(len, batch.rows)]).tolist()
-        state = _UpdateState(rows, loss)
-        steps = n * self.settings.passes_per_batch
-        if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
-            missing = [i for i, logprobs in enumerate(state.behaviour_logprobs) if logprobs is None]
-            for i, measured in zip(missing, self._measure(state, missing), strict=True):
-                state.behaviour_logprobs[i] = measured.logprobs
+        state = _UpdateState(rows, loss, batch.base_share)
+        steps = n * (1 if batch.reincarnated else self.settings.passes_per_batch)
+        self._measure_before(state, steps)
         norms, losses, skipped, rate = [], [], 0, self.scheduler.get_last_lr()[0]
         for step in range(steps):
             part = step % n
@@ -92,6 +96,29 @@ class PolicyUpdate:
         }
         policy_logprobs = [state.passes[0][i] for i in range(len(state.rows))]
         return UpdateStats(policy_logprobs, state.behaviour_logprobs, state.entropies, metrics)
+
+    def _measure_before(self, state: _UpdateState, steps: int) -> None:
+        """What the first optimiser step changes: log-probs under π_k, where a batch has several, and frozen copies."""
+        if steps > 1:  # π_old is the policy that sampled the batch, also for the rows of later optimiser steps
+            around = state.loss.clip_around == "policy"
+            behaviour = state.behaviour_logprobs
+            missing = [i for i, row in enumerate(state.rows) if behaviour[i] is None or (around and row.trajectory)]
+            for i, measured in zip(missing, self._measure(state, missing), strict=True):
+                of = behaviour if behaviour[i] is None else state.old_logprobs
+                of[i] = measured.logprobs
+        for name, copy in self.copies.items():
+            if name == "base" or state.base_share < 1:
+                with copy.in_place():
+                    measured_rows = self._measure(state, [*range(len(state.rows))])
+                state.references[name] = [one.logprobs for one in measured_rows]
+        if "preceding" in self.copies:
+            self.copies["preceding"].take()
+
+    def reincarnate(self) -> None:
+        """The copy of the reference becomes the policy, and the optimiser begins anew."""
+        if "base" in self.copies:
+            self.copies["base"].take()
+        begin_anew(self.optimizer)
 
     def _measure(self, state: _UpdateState, members: list[int]) -> list[Measured]:
         return self.forward.measure([state.rows[i] for i in members], self.micro_batch_tokens)
@@ -137,16 +164,22 @@ class PolicyUpdate:
         def per_token(values: list[Any], dtype: torch.dtype) -> torch.Tensor:  # one value per row → per token (T,)
             return torch.tensor(values, dtype=dtype).repeat_interleave(torch.tensor(lengths)).to(self.forward.device)
 
-        reference = None
+        def joined(values: Sequence[LogProbs] | None) -> torch.Tensor | None:  # of each row of the batch → (T,)
+            if values is None:
+                return None
+            return torch.from_numpy(np.concatenate([values[i] for i in part])).to(self.forward.device)
+
+        reference = joined(state.references.get("base"))
         if self.reference is not None:
             with torch.no_grad():
                 reference, _ = self.reference(rows, pack)
-        behaviour = np.concatenate([state.behaviour_logprobs[i] for i in part])
+        behaviour = joined(state.behaviour_logprobs)
+        assert behaviour is not None
         value = state.loss(
             TokenBatch(
                 logprobs=logprobs,
                 entropies=entropies,
-                behaviour_logprobs=torch.from_numpy(behaviour).to(self.forward.device),
+                behaviour_logprobs=behaviour,
                 advantages=per_token([row.advantage for row in rows], torch.float32),
                 replayed=per_token([row.trajectory is not None for row in rows], torch.bool),
                 in_loss=per_token([row.in_loss for row in rows], torch.bool),
@@ -155,16 +188,26 @@ class PolicyUpdate:
                 row_of=per_token(list(range(len(rows))), torch.int64),
                 mixed=state.mixed,
                 reference_logprobs=reference,
+                preceding_logprobs=joined(state.references.get("preceding")),
+                base_share=state.base_share,
+                old_logprobs=joined([state.old_logprobs.get(i, one) for i, one in enumerate(state.behaviour_logprobs)])
+                if state.old_logprobs
+                else None,
             )
         )
         value.backward()
         return float(value.detach())
 
-    def save(self, path: Path) -> None:
-        torch.save({"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}, path)
+    def save(self, folder: Path) -> None:
+        state = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+        torch.save(state, folder / "optimizer.pt")
+        for name, copy in self.copies.items():
+            copy.save(folder / f"{name}.pt")
 
-    def load(self, path: Path) -> None:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+    def load(self, folder: Path) -> None:
+        for name, copy in self.copies.items():
+            copy.load(folder / f"{name}.pt")
+        state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         for group in state["optimizer"]["param_groups"]:
             # As this device needs it, whatever wrote the checkpoint. A fused Adam keeps its step counters there too.
             group["fused"] = self._fused
@@ -176,13 +219,17 @@ class _UpdateState:
     """The rows of a batch and what has been measured of them so far.
 
     weights: of each token of a row, and token_weight: of any token; both of the present optimiser step
+    old_logprobs: of replayed rows under π_k, where they are clipped around it; references: of each row under a frozen
+        copy, by its name
     """
 
     weights: dict[int, float]
     token_weight: float
 
-    def __init__(self, rows: list[Row], loss: MixedPolicyLoss) -> None:
-        self.rows, self.loss = rows, loss
+    def __init__(self, rows: list[Row], loss: MixedPolicyLoss, base_share: float) -> None:
+        self.rows, self.loss, self.base_share = rows, loss, base_share
+        self.old_logprobs: dict[int, LogProbs] = {}
+        self.references: dict[str, list[LogProbs]] = {}
         self.mixed = any(row.trajectory is not None for row in rows)
         self.passes: list[dict[int, LogProbs]] = []  # for each pass the log-probs of the rows it measured
         self.behaviour_logprobs: list[Any] = [behaviour_logprobs(row, None) for row in rows]

@@ -25,6 +25,7 @@ from ...objective.token_stats import response_stats
 from ...questions.prompts import PromptEncoder
 from ...records import Measured
 from ...settings import LoRA
+from ..frozen_copy import FrozenCopy, begin_anew
 from ..lora import FOLDER, Adapter
 from ..model import mixing_of_rows
 from ..rows import ForwardRow, padded
@@ -32,6 +33,7 @@ from ..schedule import scheduler
 from . import packed_attention, patches, weight_sync
 from .policy_loss import MixedLoss
 
+COPIES = "frozen"  # folder of a checkpoint: frozen copies
 KEEP_ALL = 10**9  # checkpoints, GiB: OpenRLHF removes none; checkpoints/folder.py removes old ones
 
 
@@ -43,22 +45,31 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         experiment, train, rollout = self.args.exgrpo, self.args.train, self.args.rollout
+        self.one_step = train.batch_size == rollout.batch_size * rollout.n_samples_per_prompt
         self.actor_loss_fn = MixedLoss(
             experiment.loss,
             rows=train.batch_size * experiment.settings.group_size // experiment.mixer.places,
             # With dynamic batches OpenRLHF decides when a step ends, and DeepSpeed does not divide the loss.
             gas=1 if train.dynamic_batch_enable else self.strategy.accumulated_gradient,
-            single_step=train.max_epochs == 1 and train.batch_size == rollout.batch_size * rollout.n_samples_per_prompt,
+            single_step=self.one_step and train.max_epochs == 1,
             openrlhf_loss=self.actor_loss_fn,
             ahead=bool(experiment.settings.generate_ahead),
         )
         self.recorded: dict[int, Measured] = {}
+
+    def go_through(self, passes: int) -> None:
+        """How many times the batches that follow are gone through."""
+        self.max_epochs = passes  # of OpenRLHF's own
+        self.actor_loss_fn.single_step = self.one_step and passes == 1
 
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict[str, Any]:
         self.actor_loss_fn.replayed = _flags(experience.info, "replayed")
         self.actor_loss_fn.weights = _values(experience.info, "weight")
         self.actor_loss_fn.mixed = bool(_flags(experience.info, "mixed").any())  # all rows say the same
         self.actor_loss_fn.reference = experience.base_action_log_probs
+        self.actor_loss_fn.preceding, self.actor_loss_fn.before = experience.values, experience.returns
+        shares = _values(experience.info, "base_share") if "base_share" in experience.info else [1.0]
+        self.actor_loss_fn.base_share = float(shares[0])
         # No token of a row that could not be graded is in the loss, though the normaliser has counted them.
         in_loss = _flags(experience.info, "in_loss").to(experience.action_mask.device)
         experience.action_mask = experience.action_mask * in_loss[:, None].to(experience.action_mask.dtype)
@@ -227,6 +238,9 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
                 strategy.args.ckpt.path, dtype="auto", trust_remote_code=False
             ).state_dict()
             strategy._unwrap_model(self.ema_model).load_state_dict(saved)
+        self.copies = {name: FrozenCopy(self.actor.model.module) for name in experiment.copies}
+        if strategy.args.ckpt.load_enable:
+            self._load_copies(Path(strategy.args.ckpt.path) / COPIES)
         self.guard = GradientGuard(self.actor.model.optimizer, ds.zero_stage, experiment.optimizer.skip_above_grad_norm)
         model = self.actor.model.module
         size = model.config.get_text_config().vocab_size
@@ -254,6 +268,34 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         """Each row under the base model: with LoRA the reference of a KL term."""
         with self.actor.adapter.disabled():
             return self.measure(rows)
+
+    # -- frozen copies ------------------------------------------------------------------------------------------------
+
+    def exchange(self, name: str) -> None:
+        """The policy and a copy change places."""
+        self.copies[name].exchange()
+
+    def take(self, name: str) -> None:
+        self.copies[name].take()
+
+    def go_through(self, passes: int) -> None:
+        self.trainer.go_through(passes)
+
+    def reincarnate(self) -> None:
+        if "base" in self.copies:
+            self.take("base")
+        begin_anew(self.actor.model.optimizer.optimizer)
+
+    def _file_of(self, name: str) -> str:
+        """Of a copy in a checkpoint: with ZeRO-3 each rank has its shards, else all have the same."""
+        ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        return f"{name}_{rank}_of_{ranks}.pt" if self.strategy.args.ds.zero_stage == 3 else f"{name}.pt"
+
+    def _load_copies(self, folder: Path) -> None:
+        for name, kept in self.copies.items():
+            if not (file := folder / self._file_of(name)).exists():
+                raise ValueError(f"{file} is missing: with ds.zero_stage = 3 as many actors go on as have saved it")
+            kept.load(file)
 
     def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
         """OpenRLHF's update with the batch that was appended. Returns its status and our metrics, the same on every
@@ -287,6 +329,11 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         # As DeepSpeed names them
         patterns = [f"*pp_rank_{torch.distributed.get_rank()}_*", *(["mp_rank_*"] if first else [])]
         written = [path for pattern in patterns for path in (parts / tag).glob(pattern)]
+        for name, kept in self.copies.items():
+            if first or self.strategy.args.ds.zero_stage == 3:
+                written.append(Path(folder) / COPIES / self._file_of(name))
+                written[-1].parent.mkdir(exist_ok=True)
+                kept.save(written[-1])
         if self.actor.adapter is None:
             average = self.strategy.args.train.enable_ema
             self.strategy.save_model(self.ema_model if average else self.actor, self.tokenizer, folder)

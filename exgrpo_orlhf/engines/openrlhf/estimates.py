@@ -94,9 +94,11 @@ def memory_of(experiment: Experiment, config: PretrainedConfig, total: float) ->
     states = 12 * trained / ranks  # master weights and Adam, float32
     model = weights + gradients + (0 if offloaded else states) + _BUCKET
     beside: dict[str, float] = {}
-    if experiment.loss.kl_coef > 0 and lora.rank is None and (colocated or flags.get("train.colocate_actor_ref")):
+    if experiment.reference_model and (colocated or flags.get("train.colocate_actor_ref")):
         # ref.offload: of parameters that are partitioned; with stage 2 the reference model has no ZeRO stage
         beside["the reference model"] = 0.0 if flags.get("ref.offload") and stage == 3 else weights
+    for name in experiment.copies:
+        beside[f"the copy of the {name} policy"] = 2 * trained / (ranks if stage == 3 else 1)
     if flags.get("train.enable_ema"):
         beside["the average (train.enable_ema)"] = 2 * parameters
     engine = total * flags.get("vllm.gpu_memory_utilization", 0.95)
@@ -155,6 +157,7 @@ def too_little_memory(experiment: Experiment, memory: Memory, total: float) -> s
     for part, size, flag in (("an update", memory.update, "train"), ("a reference pass", memory.reference, "rollout")):
         if size + RESERVE > total:
             remedy = f"lower {flag}.max_tokens_per_gpu, train an adapter (--gin gin/recipes/lora.gin) or take more GPUs"
+            part += f" with copies of the {' and the '.join(experiment.copies)} policy" if experiment.copies else ""
             return f"{size / GB:.1f} GB of {part} on {total / GB:.1f} GB and {reserve}: {remedy}"
     if memory.cache < longest_sequence(experiment):
         return f"{vllm} leaves a cache of {memory.cache:,} tokens, less than the longest sequence: raise the share"
@@ -196,6 +199,7 @@ def step_of(experiment: Experiment, parameters: int, card: Card) -> tuple[float,
     share = TRAIN_SHARE if experiment.local is None else LOCAL_TRAIN_SHARE
     forward = 2 * parameters * tokens / (card.flops * share)
     passes = optimizer.passes_per_batch * (3 if experiment.lora.rank is None else 2) + (experiment.loss.kl_coef > 0)
+    passes += "preceding" in experiment.copies
     if optimizer.steps_per_batch * optimizer.passes_per_batch > 1 and not settings.generate_ahead:
         passes += 1  # log-probs before the update
     fresh = rows - replayed * (k - mixer.rollouts_per_replayed)

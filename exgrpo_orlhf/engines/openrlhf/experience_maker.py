@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def as_experience(
     batch: MixedBatch,
     rows: Sequence[PackedRow],
     measured: Sequence[LogProbs | None],
-    base: Sequence[LogProbs] | None = None,
+    references: Mapping[str, Sequence[LogProbs]] = {},
 ) -> list[Experience]:
     """One complete experience per row: grades and advantages are known. Groups with fewer rows than places are filled
     up, because OpenRLHF takes whole groups.
@@ -41,11 +41,13 @@ def as_experience(
         rows: prompt and response of each row of the flattened batch
         measured: log-probs of each row, float32 (A,), by the policy that sampled the fresh ones; None for a fresh row
             whose log-probs come from the training pass. A replayed row gets its stored ones, bit-identical.
-        base: log-probs of each row by the reference model of a KL term, where that is the policy without its adapter
+        references: log-probs of each row, by a field of `Experience`: `base_action_log_probs`, under the reference of a
+            KL term, where that is no model of its own; under names of what a critic would need, `values`, under
+            π_{k−1}, and `returns`, under π_k
     """
-    references = base if base is not None else [None] * len(rows)
-    of_filler = None if base is None else np.zeros(0, np.float32)
-    numbered = enumerate(list(zip(batch.flat_rows(), rows, measured, references, strict=True)))
+    of_rows = [{name: values[i] for name, values in references.items()} for i in range(len(rows))]
+    of_filler = dict.fromkeys(references, np.zeros(0, np.float32))
+    numbered = enumerate(list(zip(batch.flat_rows(), rows, measured, of_rows, strict=True)))
     experiences = []
     for members in batch.rows:
         experiences += [_experience(str(i), *row) for i, row in itertools.islice(numbered, len(members))]
@@ -54,11 +56,13 @@ def as_experience(
     mixed = torch.tensor([float(any(row.trajectory is not None for row in batch.flat_rows()))])
     for experience in experiences:
         experience.info["mixed"] = mixed
+        if batch.base_share < 1:
+            experience.info["base_share"] = torch.tensor([batch.base_share], dtype=torch.float64)
     return experiences
 
 
 def _experience(
-    label: str, row: Row, forward: PackedRow, measured: LogProbs | None, base: LogProbs | None
+    label: str, row: Row, forward: PackedRow, measured: LogProbs | None, references: Mapping[str, LogProbs]
 ) -> Experience:
     prompt, length = len(forward.prompt), len(forward)
     predicts = np.zeros(length - 1, np.bool_)  # which tokens predict an action
@@ -86,7 +90,6 @@ def _experience(
         attention_mask=torch.ones(1, length, dtype=torch.long),
         action_mask=spread(1).long(),
         action_log_probs=spread(logprobs),
-        base_action_log_probs=None if base is None else spread(base),
         rollout_log_probs=spread(sampler),
         advantages=spread(row.advantage),
         rewards=torch.tensor([reward]),
@@ -101,6 +104,7 @@ def _experience(
             "in_loss": torch.tensor([float(row.in_loss)]),
             "weight": torch.tensor([row.weight], dtype=torch.float64),
         },
+        **{name: spread(values) for name, values in references.items()},
     )
 
 

@@ -167,7 +167,7 @@ def needed_gpus(experiment: Experiment) -> int:
     actor, reference = (nodes * gpus for nodes, gpus in layouts)
     engines: int = flags["vllm.num_engines"] * flags.get("vllm.tensor_parallel_size", 1)
     together, beside = flags.get("train.colocate_all"), flags.get("train.colocate_actor_ref")
-    if experiment.loss.kl_coef <= 0 or experiment.lora.rank is not None:
+    if not experiment.reference_model:
         reference = 0
     require(
         not (reference and (together or beside)) or layouts[0] == layouts[1],
@@ -278,9 +278,9 @@ def command_line(
         "actor.max_norm": optimizer.max_grad_norm or 0.0,  # DeepSpeed clips to a positive norm alone
         **({"actor.entropy_coef": loss.entropy_coef} if loss.entropy_coef else {}),
         "algo.advantage.estimator": "dr_grpo",
-        # With LoRA the reference model is the actor's own, without its adapter: OpenRLHF starts none.
-        "algo.kl.init_coef": 0.0 if experiment.lora.rank is not None else loss.kl_coef,
-        "algo.kl.use_loss": experiment.lora.rank is None and loss.kl_coef > 0,
+        # Else the reference model is the actor's own, without its adapter or with older weights: OpenRLHF starts none.
+        "algo.kl.init_coef": loss.kl_coef if experiment.reference_model else 0.0,
+        "algo.kl.use_loss": experiment.reference_model,
         "algo.kl.estimator": "k3",
         # Not an address: rewards come from the Verifier. Without a value OpenRLHF would start a reward model.
         "reward.remote_url": "verifier",

@@ -113,17 +113,20 @@ class OpenRLHFEngine(Engine):
         """
         self.step += 1
         flat, rows = batch.flat_rows(), self.forward_rows(batch)
-        steps, passes = self.experiment.optimizer.steps_per_batch, self.experiment.optimizer.passes_per_batch
+        steps = self.experiment.optimizer.steps_per_batch
+        passes = 1 if batch.reincarnated else self.experiment.optimizer.passes_per_batch
         clock = Clock()
         before = [i for i, row in enumerate(flat) if steps * passes > 1 or not row.in_loss]
         measured = dict(zip(before, self.measure([rows[i] for i in before]), strict=True))
         clock.lap("measure")
-        base = None
-        if self.experiment.loss.kl_coef and self.experiment.lora.rank is not None:
-            base = [result.logprobs for result in self.measure(rows, "measure_base")]
+        references = self._references(batch, rows)
         clock.lap("reference")
+        if steps * passes > 1 and loss.clip_around == "policy":
+            references["returns"] = [measured[i].logprobs for i in range(len(rows))]
         logprobs = [measured[i].logprobs if i in measured else None for i in range(len(rows))]
-        experience = as_experience(batch, rows, logprobs, base)
+        experience = as_experience(batch, rows, logprobs, references)
+        if batch.reincarnated:
+            self.on_ranks("go_through", passes)
         places = batch.group_size + batch.added_size
         order = deal([int(e.total_length) for e in experience], places, steps, self.ranks)
         status, _ = self._train_step([experience[i] for i in order], self.step)
@@ -142,6 +145,25 @@ class OpenRLHFEngine(Engine):
             metrics[f"time/{name}"] = float(status[openrlhf_name]) + clock.laps.get(name, 0.0)
         metrics["time/measure"] = clock.laps["measure"]
         return UpdateStats(policy, behaviour, [measured[i].entropy for i in range(len(rows))], metrics)
+
+    def _references(self, batch: MixedBatch, rows: Sequence[PackedRow]) -> dict[str, list[LogProbs]]:
+        """Of each row under the policies of the KL term that are no models of their own, as `as_experience` takes them.
+        The copy of the preceding policy becomes the present one."""
+        experiment, references = self.experiment, {}
+        fields = {"base": "base_action_log_probs", "preceding": "values"}
+        for name in experiment.copies:
+            if name == "base" or batch.base_share < 1:
+                self.on_ranks("exchange", name)
+                references[fields[name]] = [result.logprobs for result in self.measure(rows)]
+                self.on_ranks("exchange", name)
+        if "preceding" in experiment.copies:
+            self.on_ranks("take", "preceding")
+        if experiment.loss.kl_coef and experiment.lora.rank is not None and "base" not in experiment.copies:
+            references[fields["base"]] = [result.logprobs for result in self.measure(rows, "measure_base")]
+        return references
+
+    def reincarnate(self) -> None:
+        self.on_ranks("reincarnate")
 
     # -- save ---------------------------------------------------------------------------------------------------------
 

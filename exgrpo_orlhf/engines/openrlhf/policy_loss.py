@@ -46,7 +46,11 @@ class MixedLoss(nn.Module):
         self.replayed = torch.zeros(0, dtype=torch.bool)  # (R,) of the micro-batch that comes next
         self.weights: Tensor | None = None  # (R,) `Row.weight` of them; None: 1
         self.mixed = False  # whether the whole batch has a replayed row, on whatever rank
-        self.reference: Tensor | None = None  # (R, A) log-probs of its tokens, with a KL term
+        # (R, A) log-probs of its tokens: with a KL term, with one to the preceding policy, with a clip around π_k
+        self.reference: Tensor | None = None
+        self.preceding: Tensor | None = None
+        self.before: Tensor | None = None
+        self.base_share = 1.0  # λ
         self.totals: dict[str, float] = {}
         self.begin()
 
@@ -92,6 +96,9 @@ class MixedLoss(nn.Module):
                 row_of=torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)[mask],
                 mixed=self.mixed,
                 reference_logprobs=None if self.reference is None else self.reference[mask],
+                preceding_logprobs=None if self.preceding is None else self.preceding[mask],
+                base_share=self.base_share,
+                old_logprobs=None if self.before is None else self.before[mask],
             )
         )
         values = [x.detach().cpu().numpy() for x in (fresh, advantages, log_probs, old)]

@@ -24,16 +24,17 @@ from engine_builders import (
     plain_update,
     use_sgd,
     weights,
+    with_added,
 )
 from transformers import AutoModelForCausalLM, OPTConfig
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
 from exgrpo_orlhf.engines.local.forward import Recomputing
-from exgrpo_orlhf.objective import MixedPolicyLoss, TokenBatch
+from exgrpo_orlhf.objective import ConvexKL, MixedPolicyLoss, TokenBatch
 from exgrpo_orlhf.records import MixedBatch
 from exgrpo_orlhf.sampling import EngineLost
-from exgrpo_orlhf.settings import LocalEngine, Optimizer, Sampling
+from exgrpo_orlhf.settings import LocalEngine, LoRA, Optimizer, Sampling
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler")  # some tests take another optimiser or skip updates
 LOSS = MixedPolicyLoss(response_length=24)
@@ -233,6 +234,92 @@ def test_an_ungradable_row_counts_in_the_normalisers_of_entropy_and_kl_and_has_n
     bound = float32_error(weights(engine), batch, expected, steps=1)
     slope = gradient(engine, batch, MixedPolicyLoss(response_length=24, **terms))
     torch.testing.assert_close(slope, expected, atol=bound, rtol=0)
+
+
+REMIX = MixedPolicyLoss(
+    **dict(normalizer="sequences", divisors="together", shaping=False, clips_replayed=True, clip_around="policy"),
+    **dict(kl_coef=0.5, kl_convex=ConvexKL(), entropy_coef=0.01),
+)
+
+
+def remix_loss(model, rows, past, old, base, preceding, base_share: float) -> torch.Tensor:
+    """Of ReMix's formulas, in float64. rows: prompt and row; the rest: log-probs of each row, float64 (T,), under the
+    policies that sampled it, π_k, π_base and π_{k−1}"""
+    tokens = sum(row.length for _, row in rows)
+    loss = 0.0
+    for (prompt, row), *others in zip(rows, past, old, base, preceding, strict=True):
+        ids = torch.tensor([*prompt, *row.token_ids.tolist()])
+        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].log_softmax(1)
+        now, entropies = logits.gather(1, ids[len(prompt) :, None]).squeeze(1), -(logits.exp() * logits).sum(1)
+        sampled, k, of_base, of_preceding = others
+        ratio, centre = torch.exp(now - sampled), torch.exp(k - sampled)
+        clipped = torch.minimum(torch.maximum(ratio, centre - 0.2), centre + 0.2)
+        terms = -torch.minimum(ratio * row.advantage, clipped * row.advantage)
+        for share, reference in ((base_share, of_base), (1 - base_share, of_preceding)):
+            x = reference - now
+            terms = terms + 0.5 * share * (torch.exp(x) - x - 1)
+        loss = loss + terms.mean() / len(rows) - 0.01 * entropies.sum() / tokens
+    return loss
+
+
+def test_batches_of_remix_equal_a_plain_loop_with_whole_models_for_the_frozen_copies(warm_model):
+    """Two batches of two passes: in the second one π_{k−1} is the policy before the first."""
+    rate, optimizer = 0.5, Optimizer(learning_rate=0.5, max_grad_norm=1e9, passes_per_batch=2)
+    engine = make_engine(warm_model, optimizer=optimizer, reference=True, copies=("base", "preceding"))
+    batch = with_added(mixed_batch(engine), REMIX)
+    rows = [(engine.prompts.encode(row.question), row) for row in batch.flat_rows()]
+    model = AutoModelForCausalLM.from_pretrained(warm_model, dtype=torch.float64)
+    base, start = copy.deepcopy(model), weights(engine)
+    for kept, parameter in zip(engine._update.copies["base"]._kept, base.parameters(), strict=True):
+        kept.mul_(1.05)
+        parameter.data.mul_(1.05)
+    use_sgd(engine, rate)
+    preceding = copy.deepcopy(model)
+    for base_share in (1.0, 0.6):
+        before = copy.deepcopy(model)
+        of = lambda policy: [plain_stats(policy, prompt, row.response)[0].detach() for prompt, row in rows]
+        of_old = of(before)
+        past = [
+            k if row.trajectory is None else torch.from_numpy(row.trajectory.behaviour_logprobs).double()
+            for (_, row), k in zip(rows, of_old, strict=True)
+        ]
+        references = of(base), of(preceding)
+        for _ in range(2):
+            model.zero_grad()
+            remix_loss(model, rows, past, of_old, *references, base_share).backward()
+            descend(model, rate)
+        preceding = before
+        engine.update(replace(batch, base_share=base_share), REMIX)
+    assert_moved(engine, start, batch, model, steps=4)
+
+
+@pytest.mark.parametrize("lora", [LoRA(), LoRA(rank=4)], ids=["weights", "adapter"])
+def test_a_reincarnated_engine_goes_on_as_a_new_one_that_begins_with_its_policy(lora, warm_model, tmp_path):
+    """Bit by bit: the reference is the policy, Adam is new, and the batch is gone through once. A saved one too."""
+    passes = lambda n: dict(optimizer=Optimizer(learning_rate=1e-2, passes_per_batch=n), lora=lora)
+    making = dict(reference=True, copies=("base", "preceding"))
+    engine = make_engine(warm_model, **passes(2), **making)
+    batch = with_added(mixed_batch(engine), REMIX)
+    engine.update(batch, REMIX)
+    (tmp_path / "checkpoint").mkdir()
+    engine.save(tmp_path / "checkpoint")
+    again = make_engine(warm_model, weights_path=tmp_path / "checkpoint", **passes(2), **making)
+    again.load(tmp_path / "checkpoint")
+    new = make_engine(warm_model, weights_path=tmp_path / "checkpoint", **passes(1), **making)
+    new._update.copies["preceding"].load(tmp_path / "checkpoint" / "trainer" / "preceding.pt")
+    later = replace(batch, base_share=0.6, reincarnated=True)
+    for one in (engine, again):
+        one.reincarnate()
+        one.update(later, REMIX)
+    unlike = make_engine(warm_model, weights_path=tmp_path / "checkpoint", **passes(2), **making)
+    unlike.load(tmp_path / "checkpoint")
+    for one in (new, unlike):
+        one.update(later, REMIX)
+    assert torch.equal(weights(engine), weights(new))
+    assert torch.equal(weights(again), weights(new))
+    assert not torch.equal(weights(unlike), weights(new))
+    if lora.rank is not None:
+        assert sum(kept.numel() for kept in engine._update.copies["base"]._kept) < len(weights(engine)) / 2
 
 
 def test_gradient_checkpointing_leaves_the_dropout_of_layers_off():

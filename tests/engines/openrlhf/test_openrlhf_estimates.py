@@ -15,7 +15,7 @@ from exgrpo_orlhf.settings import LoRA
 
 H100 = 81559 * 2**20  # bytes, as nvidia-smi reports them
 QWEN_7B, QWEN_1B = MODELS["7B"], MODELS["1.5B"]
-KL = "MixedPolicyLoss.kl_coef = 0.001"
+KL, CONVEX = "MixedPolicyLoss.kl_coef = 0.001", "MixedPolicyLoss.kl_convex = @ConvexKL()"
 APART = {"train.colocate_all": False, "vllm.enable_sleep": False, "ds.enable_sleep": False}
 
 
@@ -82,6 +82,9 @@ def test_the_hours_are_those_that_were_made_by_hand(gpu, total, days):
         ("8gpu", [], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, None),
         ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, "train.enable_ema"),
         ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.35}, QWEN_7B, None),
+        ("8gpu", [KL, CONVEX], {"vllm.gpu_memory_utilization": 0.45}, QWEN_7B, "the copy of the preceding policy"),
+        ("8gpu", [KL, CONVEX], {"vllm.gpu_memory_utilization": 0.3}, QWEN_7B, None),
+        ("8gpu", [KL, CONVEX, "LoRA.rank = 16"], {}, QWEN_7B, None),  # the adapter's alone
         ("8gpu", [KL], {"ds.zero_stage": 3}, QWEN_7B, None),  # an eighth of the weights on each GPU
         ("8gpu", [], {"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7}, QWEN_7B, "the optimiser, awake"),
         ("multinode", [], {}, QWEN_7B, None),

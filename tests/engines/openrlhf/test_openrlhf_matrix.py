@@ -109,6 +109,13 @@ def all_cells() -> dict[str, dict[str, Any]]:
         flags = {"ds.zero_stage": stage, "ds.packing_samples": i % 2 == 1, **batches}
         name = f"zero-{stage} {'dynamic packed' if i % 2 else 'static padded'} added"
         cells[name] = cell(1 + i // 2, loss, flags=flags, added=True, ahead=i == 3)
+    # ReMix: the clip around π_k, and a convex sum of KL terms to policies of which the actors keep copies
+    around = {**clipped, "clip_around": "policy", "divisors": "together", "normalizer": "sequences"}
+    around |= {"kl_coef": 0.5, "entropy_coef": 0.01}
+    for i, (stage, batches) in enumerate(itertools.product((1, 2, 3), (STATIC, DYNAMIC))):
+        name = f"zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'} copies"
+        more = {"ds.zero_stage": stage, "ds.packing_samples": i % 3 == 1, **batches}
+        cells[name] = cell(1 + i % 2, around, flags=more, added=True, copies=True, lora=i in (3, 4))
     cells |= {name: layout_cell(name) for name in LAYOUTS}
     for stage, batches in itertools.product((1, 2, 3), (STATIC, DYNAMIC)):
         name = f"without the fix, zero-{stage} {'dynamic' if batches is DYNAMIC else 'static'}"
