@@ -264,7 +264,7 @@ def remix_loss(model, rows, past, old, base, preceding, base_share: float) -> to
 
 def test_batches_of_remix_equal_a_plain_loop_with_whole_models_for_the_frozen_copies(warm_model):
     """Two batches of two passes: in the second one π_{k−1} is the policy before the first."""
-    rate, optimizer = 0.5, Optimizer(learning_rate=0.5, max_grad_norm=1e9, passes_per_batch=2)
+    rate, optimizer = 0.02, Optimizer(learning_rate=0.02, max_grad_norm=1e9, passes_per_batch=2)
     engine = make_engine(warm_model, optimizer=optimizer, reference=True, copies=("base", "preceding"))
     batch = with_added(mixed_batch(engine), REMIX)
     rows = [(engine.prompts.encode(row.question), row) for row in batch.flat_rows()]
