@@ -243,10 +243,10 @@ REMIX = MixedPolicyLoss(
 
 
 def remix_loss(model, rows, past, old, base, preceding, base_share: float) -> torch.Tensor:
-    """Of ReMix's formulas, in float64. rows: prompt and row; the rest: log-probs of each row, float64 (T,), under the
-    policies that sampled it, π_k, π_base and π_{k−1}"""
-    tokens = sum(row.length for _, row in rows)
-    loss = 0.0
+    """Of ReMix's formulas, in float64; a fresh group counts K rows. rows: prompt and row; the rest: log-probs of each
+    row, float64 (T,), under the policies that sampled it, π_k, π_base and π_{k−1}"""
+    tokens, fresh = sum(row.length for _, row in rows), {row.question.id for _, row in rows if row.trajectory is None}
+    places, loss = K * len(fresh) + sum(row.trajectory is not None for _, row in rows), 0.0
     for (prompt, row), *others in zip(rows, past, old, base, preceding, strict=True):
         ids = torch.tensor([*prompt, *row.token_ids.tolist()])
         logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].log_softmax(1)
@@ -258,7 +258,7 @@ def remix_loss(model, rows, past, old, base, preceding, base_share: float) -> to
         for share, reference in ((base_share, of_base), (1 - base_share, of_preceding)):
             x = reference - now
             terms = terms + 0.5 * share * (torch.exp(x) - x - 1)
-        loss = loss + terms.mean() / len(rows) - 0.01 * entropies.sum() / tokens
+        loss = loss + terms.mean() / places - 0.01 * entropies.sum() / tokens
     return loss
 
 
