@@ -148,8 +148,7 @@ class Trajectory:
                 f"a trajectory needs as many behaviour log-probs as tokens of the policy, at least one; got shapes "
                 f"{self.token_ids.shape} and {self.behaviour_logprobs.shape}"
             )
-        mask = self.actions
-        if mask is not None and (mask.dtype != np.bool_ or mask.shape != self.token_ids.shape):
+        if (mask := self.actions) is not None and (mask.dtype != np.bool_ or mask.shape != self.token_ids.shape):
             raise ValueError("a trajectory's actions are a bool for each of its tokens")
         # The sum of squares is finite only if every log-prob is; a third of the time of looking at each.
         if not math.isfinite(self.behaviour_logprobs @ self.behaviour_logprobs):
@@ -320,8 +319,7 @@ class MixedBatch:
 
     group_size: K, what a group counts in the loss's normaliser, whatever it holds
     added_size: stored rows that may follow the K of each group (`replay.stored_group`)
-    base_share: λ of this step's KL term (`objective.ConvexKL`)
-    reincarnated: whether the run has been reincarnated (`replay.reincarnation`): a batch is then gone through once
+    base_share: λ (`objective.ConvexKL`); reincarnated: whether it is gone through once (`replay.share`)
     """
 
     groups: list[RolloutGroup]

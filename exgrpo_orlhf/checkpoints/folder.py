@@ -2,7 +2,7 @@
 
 checkpoint-<step>/            Hugging Face files: `from_pretrained` opens it, so do vLLM and the evaluation
 checkpoint-<step>/manifest.json   size and SHA-256 of every file, the step and the run (manifest.py)
-checkpoint-<step>/trainer/    state.json, and of the local engine optimizer.pt
+checkpoint-<step>/trainer/    state.json, and of the local engine optimizer.pt and frozen copies
 checkpoint-<step>/_actor/     of the OpenRLHF engine: DeepSpeed's state
 checkpoint-<step>/replay/     the buffer (replay/snapshot.py)
 checkpoint-<step>/adapter/    with LoRA: the adapter alone (engines/lora.py); the weights at the root are merged

@@ -191,6 +191,9 @@ def _schedule(experiment: Experiment) -> None:
     kinds = [share] * (mixer.share.largest > 0) + ["late injection"] * (mixer.injection.late_injection is not None)
     kinds += ["added rows"] * (mixer.injection.added_rows is not None)
     print(f"replay      {' and '.join(kinds)}, from {start}" if kinds else "replay      none")
+    if anew := mixer.reincarnation:
+        rule = f"the first batch whose Pass@1 exceeds {anew.at_accuracy}"
+        print(f"anew        after {rule if anew.after_step is None else f'step {anew.after_step}'}, on-policy")
     if kinds and (prefix := mixer.injection.prefix):
         whose = prefix.of.replace("both", "successes and failures")
         print(

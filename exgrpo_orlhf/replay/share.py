@@ -29,7 +29,7 @@ class Reincarnation:
         check_settings(Reincarnation, vars(self))
         require(
             (self.after_step is None) != (self.at_accuracy is None),
-            "one of Reincarnation.after_step and Reincarnation.at_accuracy must be bound, and the other None; got "
+            "Reincarnation.after_step and Reincarnation.at_accuracy: one must be bound, and the other None; got "
             f"{self.after_step!r} and {self.at_accuracy!r}",
         )
 

@@ -230,6 +230,7 @@ class Trainer:
             **batch_metrics(batch, self.steps, stats.entropies),
             **experiment.loss.replayed_metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs),
             **stats.metrics,
+            **({"policy/base_share": batch.base_share} if experiment.loss.kl_convex else {}),
             **self.fresh.metrics(),
             **experiment.verifier.metrics(sample.groups, experiment.sampling.max_response_tokens),
             "replay/candidates_scored": float(scored),

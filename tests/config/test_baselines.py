@@ -106,6 +106,7 @@ def test_a_baseline_trains_and_does_what_it_is_named_for(name, brought, warm_mod
         assert rows[-1]["replay/failures"] > 0
     elif name == "remix":
         assert [row["replay/over"] for row in rows] == [0, 0, 0, 1, 1]
+        assert [row["policy/base_share"] for row in rows] == pytest.approx([1, 1, 0.9, 0.8, 0.7])
         stored = [row["replay/trajectories"] for row in rows]
         assert [row["replay/added_rows"] for row in rows] == [0, *(min(21, n) for n in stored[:2]), 0, 0]
         assert max(row["replay/age_max"] for row in rows) == 2

@@ -179,6 +179,10 @@ NO_EFFECT = [  # files, bindings, what is said of each that has none
     (["toy.gin"], ["LoRA.alpha = 64", "LoRA.rank = 8"], []),
     (["toy.gin"], ["LoRA.rank = None"], []),
     (["toy.gin"], ["Environment.timeout = 3.0"], ["Environment.timeout has no effect (--set"]),
+    (["toy.gin"], ["Reincarnation.after_step = 5", "ConvexKL.fall = 0.2"],
+     [f"has no effect (--set '{name}'): no setting refers to @{name.partition('.')[0]}()"
+      for name in ("Reincarnation.after_step = 5", "ConvexKL.fall = 0.2")]),
+    (["baselines/remix.gin"], ["Reincarnation.after_step = 5", "ConvexKL.fall = 0.2"], []),
     (["toy.gin"], ["Environment.timeout = 3.0", "Environment.path = 'chain_calculator.py'"], []),
     (["toy.gin"], ["Evaluation.temperature = 0.0", "Evaluation.top_p = 0.9"], ["Evaluation.top_p = 0.9 has no effect"]),
     (["toy.gin"], ["Evaluation.temperature = 0.6", "Evaluation.top_p = 0.9"], []),

@@ -108,7 +108,7 @@ REFUSED = {
         (dict(share=1.0), r"share must lie in \[0, 1\), or None; got 1\.0"),
     ],
     Reincarnation: [
-        *((settings, r"one of Reincarnation\.after_step and Reincarnation\.at_accuracy must be bound, .*got ")
+        *((settings, r"after_step and Reincarnation\.at_accuracy: one must be bound, .*got ")
           for settings in (dict(), dict(after_step=5, at_accuracy=0.5))),
         (dict(after_step=0), "after_step must be at least 1, or None; got 0"),
         (dict(at_accuracy=1.0), "at_accuracy"),

@@ -103,6 +103,7 @@ def test_the_plan_counts_frozen_copies_and_says_where_they_do_not_fit(dry_run, b
     """7.6 billion parameters: in float32 weights, gradient, Adam and two copies, 6 · 30.5 GB; in bf16 15.2 each."""
     bindings = paper_run(big_model, questions_file(tmp_path))
     done, lines, _ = dry_run(["baselines/remix.gin"], bindings)
+    assert lines["anew"] == "after step 50, on-policy"
     assert "182.8 GB, 60.9 GB of it copies of the base and the preceding policy, activations and" in lines["memory"]
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert (f"TOO LITTLE: there are {there / 1e9:.1f} GB" in done.stdout) == (there < 182.8e9)

@@ -98,7 +98,9 @@ def assert_trained(run: Path, bindings: list[str]) -> None:
     assert evaluated == ([] if "Work.validation = None" in bindings else [0, 2])
     # In two steps these replay whatever is sampled: experts' answers, or successes of 8 groups, right by chance.
     by_chance = "Verifier.kind = 'function'" in bindings and not {"train.generate_ahead = True", RARELY} & {*bindings}
-    if "replay/added_rows" in metrics[2]:
+    if metrics[2].get("replay/over"):
+        assert metrics[2]["replay/added_rows"] == 0
+    elif "replay/added_rows" in metrics[2]:
         assert metrics[2]["replay/added_rows"] > 0
     elif by_chance or "ReplayMixer.collects = False" in bindings:
         assert metrics[2]["replay/actual_share"] > 0

@@ -243,10 +243,10 @@ REMIX = MixedPolicyLoss(
 
 
 def remix_loss(model, rows, past, old, base, preceding, base_share: float) -> torch.Tensor:
-    """Of ReMix's formulas, in float64. rows: prompt and row; the rest: log-probs of each row, float64 (T,), under the
-    policies that sampled it, π_k, π_base and π_{k−1}"""
-    tokens = sum(row.length for _, row in rows)
-    loss = 0.0
+    """Of ReMix's formulas, in float64; a fresh group counts K rows. rows: prompt and row; the rest: log-probs of each
+    row, float64 (T,), under the policies that sampled it, π_k, π_base and π_{k−1}"""
+    tokens, fresh = sum(row.length for _, row in rows), {row.question.id for _, row in rows if row.trajectory is None}
+    places, loss = K * len(fresh) + sum(row.trajectory is not None for _, row in rows), 0.0
     for (prompt, row), *others in zip(rows, past, old, base, preceding, strict=True):
         ids = torch.tensor([*prompt, *row.token_ids.tolist()])
         logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].log_softmax(1)
@@ -258,13 +258,13 @@ def remix_loss(model, rows, past, old, base, preceding, base_share: float) -> to
         for share, reference in ((base_share, of_base), (1 - base_share, of_preceding)):
             x = reference - now
             terms = terms + 0.5 * share * (torch.exp(x) - x - 1)
-        loss = loss + terms.mean() / len(rows) - 0.01 * entropies.sum() / tokens
+        loss = loss + terms.mean() / places - 0.01 * entropies.sum() / tokens
     return loss
 
 
 def test_batches_of_remix_equal_a_plain_loop_with_whole_models_for_the_frozen_copies(warm_model):
     """Two batches of two passes: in the second one π_{k−1} is the policy before the first."""
-    rate, optimizer = 0.5, Optimizer(learning_rate=0.5, max_grad_norm=1e9, passes_per_batch=2)
+    rate, optimizer = 0.02, Optimizer(learning_rate=0.02, max_grad_norm=1e9, passes_per_batch=2)
     engine = make_engine(warm_model, optimizer=optimizer, reference=True, copies=("base", "preceding"))
     batch = with_added(mixed_batch(engine), REMIX)
     rows = [(engine.prompts.encode(row.question), row) for row in batch.flat_rows()]

@@ -9,12 +9,13 @@ import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
-from engine_builders import make_engine, sampled_batch
+from engine_builders import ADDING, make_engine, sampled_batch, with_added
 from openrlhf.models import Actor
 from openrlhf_actor import LOSS, EngineWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
+from openrlhf_matrix import COPYING
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
-from exgrpo_orlhf.objective import MixedPolicyLoss
+from exgrpo_orlhf.objective import ConvexKL, MixedPolicyLoss
 from exgrpo_orlhf.selftest.parity import generated_ahead
 from exgrpo_orlhf.settings import Optimizer
 
@@ -176,3 +177,37 @@ def test_the_rows_of_an_update_that_is_not_finite_come_with_their_log_probs(warm
         assert dumped["token_ids"] == row.token_ids.tolist()
         assert len(dumped["policy_logprobs"]) == len(row.token_ids)
         assert np.isfinite(dumped["policy_logprobs"]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_actor_with_frozen_copies_goes_on_through_a_reincarnation_as_one_that_was_never_stopped(
+    stage, warm_model, tmp_path
+):
+    """Saved before it, and after it: bit by bit. Behind it a batch is gone through once."""
+    kinds = {"normalizer": "sequences", "divisors": "together", "clip_around": "policy", "kl_coef": 0.5}
+    loss = MixedPolicyLoss(shaping=False, clips_replayed=True, kl_convex=ConvexKL(), **kinds)
+    bindings = [*ADDING, *COPYING, *(f"MixedPolicyLoss.{name} = {value!r}" for name, value in kinds.items())]
+    bindings += ["Optimizer.passes_per_batch = 2", "Optimizer.learning_rate = 1e-2"]
+    batch = replace(with_added(sampled_batch(warm_model), loss), base_share=0.6)
+    later = replace(batch, reincarnated=True)
+    make = lambda resume=None: make_actor(warm_model, *bindings, loss=loss, resume=resume, **{"ds.zero_stage": stage})
+
+    def train(actor, reincarnates: bool, batch) -> list[float]:
+        trainer = EngineWithoutRay(actor)
+        if reincarnates:
+            trainer.reincarnate()
+        trainer.update(batch, loss)
+        return actor_weights(actor)
+
+    actor, expected = make(), []
+    for number, (reincarnates, of_step) in enumerate([(False, batch), (True, later), (False, later)]):
+        expected.append(train(actor, reincarnates, of_step))
+        actor.save_state(str(tmp_path / str(number)), number)
+    assert len(actor.guard.norms) == 1
+    assert not torch.equal(expected[0], expected[1])
+    for number, reincarnates in ((0, True), (1, False)):
+        again = make(tmp_path / str(number))
+        for name, kept in again.copies.items():
+            assert any((a != b).any() for a, b in zip(kept._kept, kept._weights(), strict=True)), name
+        assert torch.equal(train(again, reincarnates, later), expected[number + 1])
