@@ -48,7 +48,7 @@ class ConvexKL:
 def kl_of(batch: TokenBatch) -> Tensor:
     """(T,) of each token, nats. Raises ValueError without the log-probs that it needs."""
     if batch.reference_logprobs is None or (batch.base_share < 1 and batch.preceding_logprobs is None):
-        raise ValueError("MixedPolicyLoss.kl_coef > 0 needs log-probs of the reference, kl_convex those of π_{k−1} too")
+        raise ValueError("MixedPolicyLoss.kl_coef > 0 needs the reference's log-probs, kl_convex those of π_{k−1} too")
     kl = _estimate(batch.reference_logprobs, batch)
     if batch.base_share == 1 or batch.preceding_logprobs is None:
         return kl

@@ -92,3 +92,5 @@ def test_kl_without_a_reference_is_refused():
     loss = MixedPolicyLoss(kl_coef=0.1)
     with pytest.raises(ValueError, match=r"MixedPolicyLoss\.kl_coef > 0 needs log-probs of the reference"):
         loss(replace(tensors(loss, random_rows()), reference_logprobs=None))
+    with pytest.raises(ValueError, match=r"kl_convex those of π_\{k−1\} too"):
+        loss(replace(tensors(loss, random_rows()), base_share=0.9))
