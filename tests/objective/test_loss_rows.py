@@ -90,7 +90,7 @@ def test_the_kl_term_of_a_token_that_the_policy_all_but_rules_out_is_bounded_and
 
 def test_kl_without_a_reference_is_refused():
     loss = MixedPolicyLoss(kl_coef=0.1)
-    with pytest.raises(ValueError, match=r"MixedPolicyLoss\.kl_coef > 0 needs log-probs of the reference"):
+    with pytest.raises(ValueError, match=r"MixedPolicyLoss\.kl_coef > 0 needs the reference's log-probs"):
         loss(replace(tensors(loss, random_rows()), reference_logprobs=None))
     with pytest.raises(ValueError, match=r"kl_convex those of π_\{k−1\} too"):
         loss(replace(tensors(loss, random_rows()), base_share=0.9))
