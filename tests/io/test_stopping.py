@@ -17,6 +17,7 @@ from exgrpo_orlhf.io.stopping import StopRequest
 PROGRAM = """
 import fcntl, signal, sys, termios, time
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started with nohup
 from exgrpo_orlhf.io import terminal
 from exgrpo_orlhf.io.stopping import StopRequest
 terminal.messages()
