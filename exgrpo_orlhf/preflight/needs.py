@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
+from ..engines.local.placement import device_of
 from ..engines.openrlhf import estimates
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
@@ -40,9 +41,15 @@ def needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, in
 
 
 def _local_memory(experiment: Experiment) -> float:
-    """Bytes of the device on which the local engine would train here."""
-    if experiment.local and experiment.local.device != "cpu" and torch.cuda.is_available():
-        return float(torch.cuda.get_device_properties(0).total_memory)
+    """Bytes of the device on which the local engine would train here; ∞ if that is a GPU that this machine lacks."""
+    device = torch.device("cpu")
+    if experiment.local is not None:
+        try:
+            device = device_of(experiment.local.device)
+        except ValueError:  # the plan has a line of its own about it
+            return math.inf
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

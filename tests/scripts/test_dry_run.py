@@ -107,6 +107,8 @@ def test_the_plan_counts_frozen_copies_and_says_where_they_do_not_fit(dry_run, b
     assert "182.8 GB, 60.9 GB of it copies of the base and the preceding policy, activations and" in lines["memory"]
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert (f"TOO LITTLE: there are {there / 1e9:.1f} GB" in done.stdout) == (there < 182.8e9)
+    elsewhere, _, _ = dry_run(["baselines/remix.gin"], [*bindings, "LocalEngine.device = 'cuda:7'"])
+    assert "TOO LITTLE" not in elsewhere.stdout, "this machine's memory says nothing about a GPU that it lacks"
     assert "a checkpoint, at most " in lines["disk"]
     convex = ["MixedPolicyLoss.kl_coef = 0.1", "MixedPolicyLoss.kl_convex = @ConvexKL()"]
     done, _, _ = dry_run(ON_8_GPUS, [*bindings, *convex])
