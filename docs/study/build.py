@@ -9,8 +9,8 @@ Each part is a suite of docs/study/suites/. scripts/ablate.py runs it, scripts/c
 writes docs/study/<part>.csv and <part>_curves.csv; some parts also have <part>.png, <part>_quarters.csv or
 <part>_forgetting.csv. Parts that compare runs of several suites are made from those files (combined.py).
 The texts of docs/study.md, docs/study/appendix.md and docs/choosing.md are docs/study/*.md.in; their places are filled
-with these figures (document.py). docs/paired_seeds.png is drawn from them too, and docs/study/pays.png from
-pays_runs.csv, the runs of plan_pays.md.
+with these figures (document.py). docs/paired_seeds.png is drawn from them too, docs/study/pays.png from pays_runs.csv,
+the runs of plan_pays.md, and docs/study/controls.png from controls_runs.csv and prefixes_rarer_runs.csv.
 Exit status: 0, that of scripts/ablate.py or scripts/compare.py where one of them fails, 2 for a place in the text that
 has no figure, 128 + n where signal n stopped it.
 """
@@ -24,6 +24,7 @@ import sys
 from pathlib import Path
 
 import combined
+import controls
 import forgetting
 import paired_seeds
 import pays
@@ -108,6 +109,7 @@ def main() -> int:
     if (FIGURES / f"{paired_seeds.PART}.csv").exists():
         write(PAIRED_SEEDS, paired_seeds.picture(document))
     write(FIGURES / "pays.png", pays.picture())
+    write(FIGURES / "controls.png", controls.picture())
     return 0
 
 

@@ -28,6 +28,7 @@ from pays import CONFIRMED, TUNING, Run, evaluations, smallest_end  # noqa: E402
 
 from exgrpo_orlhf import config  # noqa: E402
 from exgrpo_orlhf.io.files import write  # noqa: E402
+from exgrpo_orlhf.show.charts import curve, drawing, png  # noqa: E402
 from exgrpo_orlhf.show.seeds import mean, sign_flip  # noqa: E402
 from exgrpo_orlhf.show.tables import NONE, csv_text, first_few, markdown_table, p_value  # noqa: E402
 
@@ -43,6 +44,7 @@ class Bed(NamedTuple):
     methods: of its arms, those of which the best is compared with the best of the others
     rates: of the grid
     others: a bed whose arms are among the others, by their runs there
+    more: arms that supervised.py runs, of no suite
     twice: whether the two compared arms are described after twice the steps
     """
 
@@ -50,6 +52,7 @@ class Bed(NamedTuple):
     methods: tuple[str, ...]
     rates: tuple[str, ...]
     others: Bed | None = None
+    more: tuple[str, ...] = ()
     twice: bool = False
 
     @property
@@ -58,7 +61,7 @@ class Bed(NamedTuple):
 
     @property
     def arms(self) -> list[str]:
-        return list(config.load_suite(f"docs/study/suites/{self.suite}.gin").variants)
+        return [*config.load_suite(f"docs/study/suites/{self.suite}.gin").variants, *self.more]
 
 
 CONTROLS = Bed("controls", ("method",), LADDER[1:5], twice=True)
@@ -152,7 +155,7 @@ def answer(bed: Bed) -> list[str]:
     control = max((arm for arm in grids if arm not in bed.methods), key=end)
     lines += ["", *(f"{arm}: rate {rates[arm]}, {end(arm):.3f} at {tokens:,.0f} tokens" for arm in grids)]
     lines += ["", f"{method} against {control}, chosen by the tuning seeds"]
-    return lines + _test({arm: rates[arm] for arm in (method, control)}, found, bed.twice)
+    return lines + _test(method, control, rates, found, bed.twice)
 
 
 def _beyond(rate: str, grid: tuple[str, ...]) -> str | None:
@@ -161,25 +164,61 @@ def _beyond(rate: str, grid: tuple[str, ...]) -> str | None:
     return LADDER[at - 1] if rate == grid[0] else LADDER[at + 1] if rate == grid[-1] else None
 
 
-def _test(rates: dict[str, str], found: dict[tuple[str, str, int], Run], twice: bool) -> list[str]:
-    needed = [(arm, rate, seed) for arm, rate in rates.items() for seed in CONFIRMED]
+def _test(
+    method: str, control: str, rates: dict[str, str], found: dict[tuple[str, str, int], Run], twice: bool
+) -> list[str]:
+    needed = [(arm, rates[arm], seed) for arm in (method, control) for seed in CONFIRMED]
     if missing := [key for key in needed if key not in found]:
         return [f"{len(missing)} of {len(needed)} report runs are missing: {_names(missing)}"]
-    tokens = smallest_end([found[key] for key in needed])
-    method, control = ([found[arm, rate, seed].at(tokens) for seed in CONFIRMED] for arm, rate in rates.items())
-    gains = [ours - theirs for ours, theirs in zip(method, control, strict=True)]
-    means = " and ".join(f"{np.mean(values):.3f}" for values in (method, control))
-    p = p_value(float(sign_flip(gains)))
-    said = [f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {means}, {shown(mean(gains))}, exact p {p}"]
+    said = []
+    for arm in (method, *(arm for arm in rates if arm not in (method, control))):
+        if not all((arm, rates[arm], seed) in found for seed in CONFIRMED):
+            continue
+        tokens, of_arm, of_control = _pairs((arm, control), rates, found)
+        gains = [one - other for one, other in zip(of_arm, of_control, strict=True)]
+        means = " and ".join(f"{np.mean(values):.3f}" for values in (of_arm, of_control))
+        tested = f"exact p {p_value(float(sign_flip(gains)))}" if arm == method else f"described: {arm} and {control}"
+        said.append(f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {means}, {shown(mean(gains))}, {tested}")
     if not twice:
         return said
-    longer = [(arm + TWICE, rate, seed) for arm, rate, seed in needed]
-    if missing := [key for key in longer if key not in found]:
-        return [*said, f"{len(missing)} of {len(needed)} runs of twice the steps are missing: {_names(missing)}"]
-    tokens = smallest_end([found[key] for key in longer])
-    of_arm = ([found[arm + TWICE, rate, seed].at(tokens) for seed in CONFIRMED] for arm, rate in rates.items())
-    means = " and ".join(f"{np.mean(values):.3f}" for values in of_arm)
+    longer = {arm + TWICE: rates[arm] for arm in (method, control)}
+    wanted = [(arm, rate, seed) for arm, rate in longer.items() for seed in CONFIRMED]
+    if missing := [key for key in wanted if key not in found]:
+        return [*said, f"{len(missing)} of {len(wanted)} runs of twice the steps are missing: {_names(missing)}"]
+    tokens, *of_both = _pairs((method + TWICE, control + TWICE), longer, found)
+    means = " and ".join(f"{np.mean(values):.3f}" for values in of_both)
     return [*said, f"at {tokens:,.0f} tokens, described: {means}"]
+
+
+def _pairs(
+    arms: tuple[str, str], rates: dict[str, str], found: dict[tuple[str, str, int], Run]
+) -> tuple[float, list[float], list[float]]:
+    """The most tokens that both arms' report runs have reached, and the accuracies of each there, by seed."""
+    of_arms = [[found[arm, rates[arm], seed] for seed in CONFIRMED] for arm in arms]
+    tokens = smallest_end([*of_arms[0], *of_arms[1]])
+    one, other = ([run.at(tokens) for run in of_arm] for of_arm in of_arms)
+    return tokens, one, other
+
+
+def picture() -> bytes:
+    """A PNG: on the bed *rarer*, accuracy by generated tokens of the arms that have all report seeds, means with their
+    95 % intervals."""
+    found = runs(BEDS["prefixes_rarer"])
+    pairs = {(arm, rate) for arm, rate, _ in found if not arm.endswith(TWICE)}
+    complete = [pair for pair in pairs if all((*pair, seed) in found for seed in CONFIRMED)]
+    of_arms = {arm: [found[arm, rate, seed] for seed in CONFIRMED] for arm, rate in complete}
+    name = lambda arm: arm.replace("method", "one_rollout_beside_k4").replace("_k", ", K = ").replace("_", " ")
+    tokens = np.linspace(0, smallest_end([run for of_arm in of_arms.values() for run in of_arm]), 40)
+    with drawing(640, 400) as figure:
+        axes = figure.subplots()
+        axes.set(xlabel="generated tokens, millions", ylabel="greedy accuracy", xlim=(0, tokens[-1] / 1e6))
+        end = lambda item: -np.mean([run.at(tokens[-1]) for run in item[1]])
+        for i, (arm, of_arm) in enumerate(sorted(of_arms.items(), key=end)):
+            levels = [mean([run.at(at) for run in of_arm]) for at in tokens]
+            low, high = zip(*(level.bounds or (level.value, level.value) for level in levels), strict=True)
+            curve(axes, tokens / 1e6, [level.value for level in levels], f"m{i}", (low, high), label=name(arm))
+        axes.legend(loc="upper left")
+        return png(figure)
 
 
 def _names(keys: list[tuple[str, str, int]]) -> str:

@@ -115,7 +115,8 @@ def evaluations(run: Path, experiment: Experiment) -> Iterator[dict[str, Any]]:
     if max(steps, default=0) < experiment.settings.steps:
         return
     decisions = {row["step"]: row for row in map(json.loads, (run / "decisions.jsonl").open(encoding="utf-8"))}
-    updates = experiment.optimizer.steps_per_batch * experiment.optimizer.passes_per_batch
+    optimizer, reincarnation = experiment.optimizer, experiment.mixer.reincarnation
+    mixed = (reincarnation and reincarnation.after_step) or experiment.settings.steps  # batches gone through repeatedly
     sums, different = Counter[str](), set[str]()
     for step, metrics in sorted(steps.items()):
         if step:
@@ -126,7 +127,7 @@ def evaluations(run: Path, experiment: Experiment) -> Iterator[dict[str, Any]]:
             different.update(questions["id"])
             sums.update(  # a rollout that gave way to a stored one counts with the mean length
                 trained=(of_rows["rows"] - len(stored)) * length + sum(stored),
-                updates=updates,
+                updates=optimizer.steps_per_batch * (optimizer.passes_per_batch if step <= mixed else 1),
                 groups=n,
                 with_signal=metrics["reward/groups_with_signal"] * n,
                 questions=n,
@@ -147,8 +148,12 @@ def rows_and_pulls(
     """Rows of a step; Σ |A · dw| over their tokens, and over the replayed ones: how hard they pull at their log-probs.
 
     dw is the slope of a token's weight in its log-prob: 1 of a fresh token, and of a replayed one f'(w)·w = f·(1 − f)
-    where it is shaped, else w, at most `max_weight`, with the row's mean log w. length: tokens of a fresh row, the mean
+    where it is shaped, else w, at most `max_weight`, with the row's mean log w; not known (nan) of rows that are added
+    to whole groups, whose rewards are not logged. length: tokens of a fresh row, the mean
     """
+    if experiment.mixer.injection.added_rows:
+        rows = sum(questions["rollouts"]) + len(replays.get("id", []))
+        return {"rows": rows, "pull": math.nan, "pull_replayed": math.nan}
     loss, size = experiment.loss, experiment.settings.group_size
     stored = {
         id_: rest for id_, *rest in zip(*(replays.get(x, []) for x in ("id", "tokens", "log_weight")), strict=True)
@@ -194,16 +199,18 @@ def best_rates(runs: list[Run], arms: list[str]) -> dict[str, str]:
 
 
 class Result(NamedTuple):
-    """Of a bed: the rates of all arms, the reported runs by arm and seed, and the two arms that are compared."""
+    """Of a bed: the rates of all arms, the reported runs by arm and seed, the two arms that are compared, and the rates
+    of those that are described beside them, of pays_others.gin."""
 
     rates: dict[str, str]
     runs: dict[tuple[str, int], Run]
     control: str
     method: str
+    others: dict[str, str]
 
     def end(self, prices: tuple[float, float]) -> float:
-        """The largest cost that all runs have reached: where arms are compared."""
-        return smallest_end([*self.runs.values()], prices)
+        """The largest cost that all runs of `rates` have reached: where arms are compared."""
+        return smallest_end([run for (arm, _), run in self.runs.items() if arm in self.rates], prices)
 
     @property
     def tokens(self) -> float:
@@ -227,10 +234,12 @@ class Result(NamedTuple):
 def result_of(bed: str) -> Result | str:
     """Or what is missing of its runs."""
     arms = list(config.load_suite("docs/study/suites/pays.gin").variants)
-    rates = best_rates(runs_of(BEDS[0]), arms)
+    tuning_runs = runs_of(BEDS[0])
+    rates = best_rates(tuning_runs, arms)
     if len(rates) < len(arms):
         return f"rates are tuned on {BEDS[0]}: {len(rates)} of {len(arms)} arms are tuned"
-    own = {(run.arm, run.seed): run for run in runs_of(bed) if run.rate == rates[run.arm]}
+    others = best_rates(tuning_runs, [*config.load_suite("docs/study/suites/pays_others.gin").variants])
+    own = {(run.arm, run.seed): run for run in runs_of(bed) if run.rate == (rates | others).get(run.arm)}
     if missing := {(arm, seed) for arm in arms for seed in TUNING} - own.keys():
         return f"{len(missing)} tuning runs are missing: {first_few([f'{a} seed {s}' for a, s in sorted(missing)])}"
     # The two that are compared, and with more seeds: the best arm without replay and the best with it.
@@ -244,7 +253,9 @@ def result_of(bed: str) -> Result | str:
     if missing := needed - own.keys():
         there = f"{len(needed) - len(missing)} of {len(needed)} runs are there"
         return f"by the tuning seeds: {method} against {control}; {there}"
-    return Result(rates, {key: own[key] for key in needed}, control, method)
+    others = {arm: rate for arm, rate in others.items() if all((arm, seed) in own for seed in DESCRIBED[bed])}
+    needed |= {(arm, seed) for arm in others for seed in DESCRIBED[bed]}
+    return Result(rates, {key: own[key] for key in needed}, control, method, others)
 
 
 def tables(bed: str) -> Iterator[str]:
@@ -266,13 +277,14 @@ def tables(bed: str) -> Iterator[str]:
 def table(bed: str, result: Result) -> list[str]:
     """Markdown: of each arm its rate, accuracy at equal tokens and at equal seconds, and what explains it."""
     head, rows = ("arm", "rate", "at equal tokens", f"less {result.control}", *PRICES, *WHY), []
-    for arm, rate in result.rates.items():
+    for arm, rate in (result.rates | result.others).items():
         runs, gain = result.of(arm, DESCRIBED[bed]), mean(described_gains(bed, result, arm))
         at = [
             float(np.mean([run.at(result.end(prices), prices) for run in runs]))
             for prices in ((0, 0), *PRICES.values())
         ]
-        why = [number(measure(mean_sums(runs))) for measure in WHY.values()]
+        values = [measure(mean_sums(runs)) for measure in WHY.values()]
+        why = [NONE if math.isnan(value) else number(value) for value in values]
         less = NONE if arm == result.control else shown(gain) if len(runs) > 2 else number(gain.value, sign="+")
         rows.append((arm, rate, f"{at[0]:.3f}", less, *(f"{value:.3f}" for value in at[1:]), *why))
     return markdown_table(head, rows)
@@ -365,7 +377,7 @@ def smallest_end(runs: list[Run], prices: tuple[float, float] = TOKENS) -> float
 
 
 def _column(rows: list[dict[str, str]], name: str) -> np.ndarray:
-    return np.array([float(row[name]) for row in rows])
+    return np.array([float(row[name] or "nan") for row in rows])
 
 
 if __name__ == "__main__":

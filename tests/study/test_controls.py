@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -59,7 +60,14 @@ def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test
     *_, tested, missing = controls.answer(bed)
     assert tested.startswith("at 100 tokens, 8 seeds: 0.500 and 0.217, +0.282 [")
     assert tested.endswith("exact p 0.0078")
+    assert controls.picture().startswith(b"\x89PNG")
     assert missing.startswith("16 of 16 runs of twice the steps are missing: method_twice 1e-4 seed 10")
+    for seed in controls.CONFIRMED:  # another arm that has its report runs is described
+        made += rows(controls, "on_policy_k8", "1e-4", seed, 0.2 if seed < 17 else 0.1, 50.0)
+    bed.file.write_text(csv_text(controls.HEAD, made))
+    *_, described, missing = controls.answer(bed)
+    assert described.startswith("at 50 tokens, 8 seeds: 0.188 and 0.109, +0.079 [")
+    assert described.endswith("described: on_policy_k8 and asked_again_k4")
     for seed in controls.CONFIRMED:
         made += rows(controls, "method_twice", "1e-4", seed, 0.6, 200.0)
         made += rows(controls, "asked_again_k4_twice", "1e-4", seed, 0.7, 200.0)
@@ -93,3 +101,19 @@ def test_a_finished_run_is_added_once_by_its_folders_name_and_an_unfinished_one_
     (run / "metrics.jsonl").write_text("".join(lines[:-1]))
     controls.add(run.parents[1], bed.file)
     assert controls.runs(bed) == {}
+
+
+def test_the_supervised_control_learns_all_successes_before_each_evaluation(monkeypatch, warm_model, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "study")
+    supervised = __import__("supervised")
+    runs = {"plain": {}, "supervised": {"loop": supervised.supervised}}
+    for name, options in runs.items():
+        train_small(warm_model, tmp_path / name, "train.steps = 4", files=("baselines/on_policy.gin",), **options)
+    plain, own = ([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").open()] for name in runs)
+    correct = [row.get("reward/pass_at_1", 0.0) * 32 for row in own]
+    assert [row.get("supervised/rows", 0) > 0 for row in own] == [False, False, True, False, True]  # steps 2 and 4
+    assert 1 < own[2]["supervised/rows"] <= sum(correct[:3])
+    assert own[2]["supervised/rows"] < own[4]["supervised/rows"] <= sum(correct)
+    same = ("reward/mean", "policy/entropy_fresh", "cost/generated_tokens")
+    assert [[row[name] for name in same] for row in own[1:3]] == [[row[name] for name in same] for row in plain[1:3]]
+    assert own[3]["policy/entropy_fresh"] != plain[3]["policy/entropy_fresh"]

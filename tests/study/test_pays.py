@@ -68,6 +68,15 @@ def test_a_bed_is_compared_when_its_runs_are_there_by_the_arms_that_its_tuning_s
     assert table["on_policy_k4"][2:4] == [f"{0.6 + (described - 1) / 2000:.3f}", "–"]
     assert pays.picture().startswith(b"\x89PNG")
     assert "by Holm's method over the 3 beds: –" in text
+    # RePO is tuned at one rate only and not shown; ReMix is described, and what it generated decides nothing.
+    for arm, rates in (("repo_all_k4", ("2e-4",)), ("remix_k4", ("1e-4", "2e-4", "4e-4"))):
+        for rate in rates:
+            for seed in (100, 101, *(range(10, 15) if rate == "2e-4" else ())):
+                made += rows(pays, "rare", arm, rate, seed, 0.9 if rate == "2e-4" else 0.8, 50.0)
+    pays.FILE.write_text(csv_text(pays.HEAD, made))
+    *_, last = beside = [*pays.tables("rare")][1:]
+    assert [line for line in beside if line not in text.splitlines()] == [last]
+    assert last.startswith("| remix_k4 | 2e-4 | 0.900 | +0.298 [")
     pays.FILE.write_text(csv_text(pays.HEAD, [row | {"bed": bed} for bed in pays.BEDS for row in made]))
     assert Document(tmp_path).fill("{{pays once p}}") == "0.0234"  # three times 2/256
 
@@ -97,6 +106,21 @@ def test_a_runs_rows_are_sums_of_its_own_files_and_an_unfinished_one_has_none(pa
     assert last["trained"] == pytest.approx(last["generated"] + replayed_tokens)
     with pytest.raises(ValueError, match="pays_ and one of rare, rarer, once"):
         pays.add(tmp_path)
+
+
+def test_added_rows_are_counted_and_updates_up_to_a_reincarnation(pays, raw_model, tmp_path):
+    run = tmp_path / "pays_rare" / "remix_k4" / "seed0"
+    bindings = ["Reincarnation.after_step = 3", "StoredRows.rows = 3", "Optimizer.learning_rate = 2e-4"]
+    train_small(raw_model, run, *bindings, "train.steps = 5", files=("baselines/remix.gin",))
+    pays.add(run.parents[1])
+    (found,) = pays.runs_of("rare")
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    added = sum(row.get("replay/added_rows", 0) for row in metrics)
+    last = {name: values[-1] for name, values in found.sums.items()}
+    assert added > 0
+    assert last["rows"] == 5 * 8 * 4 + added
+    assert last["updates"] == 2 * 3 + 2
+    assert math.isnan(last["pull"])
 
 
 def test_a_replayed_rows_pull_is_that_of_its_shaped_weight(pays):

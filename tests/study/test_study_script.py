@@ -18,6 +18,7 @@ from document import Document  # noqa: E402
 pytestmark = pytest.mark.slow
 
 STEPS = 8
+RUNS = ("pays_runs.csv", "controls_runs.csv", "prefixes_rarer_runs.csv")
 TEXTS = {
     "study.md.in": "{{mean study_weak paper final}}, {{column study_weak_quarters age variant=paper quarter=4}}\n",
     "appendix.md.in": "{{rows study_weak}}\n",
@@ -31,7 +32,8 @@ def project(warm_model: Path, tmp_path: Path) -> Path:
     for name in ("exgrpo_orlhf", "gin", "scripts", "evals"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "docs" / "study" / "suites").mkdir(parents=True)
-    for path in (*STUDY.glob("*.py"), STUDY / "pays_runs.csv", STUDY / "suites" / "pays.gin"):
+    files = [*RUNS, *(f"suites/{name}.gin" for name in ("pays", "pays_others"))]
+    for path in (*STUDY.glob("*.py"), *(STUDY / name for name in files)):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
     for name, text in TEXTS.items():
         (tmp_path / "docs" / "study" / name).write_text(text, encoding="utf-8")
@@ -62,7 +64,7 @@ def test_a_study_runs_and_writes_its_pages_from_its_own_files(project: Path, mon
     figures = project / "docs" / "study"
     names = {f"study_weak{end}" for end in (".csv", "_curves.csv", "_quarters.csv")}
     written = {path.name for path in figures.iterdir() if path.is_file() and path.suffix != ".py"}
-    assert written == {*TEXTS, "appendix.md", "pays_runs.csv", "pays.png", *names}
+    assert written == {*TEXTS, "appendix.md", *RUNS, "pays.png", "controls.png", *names}
     written = (project / "docs" / "study.md").read_text(encoding="utf-8")
     assert written == Document(figures).fill(TEXTS["study.md.in"])
     with (figures / "study_weak.csv").open(encoding="utf-8", newline="") as file:
