@@ -310,6 +310,11 @@ FIGURES: dict[str, Callable[[str, Result], str]] = {
     "arms": lambda bed, result: f"`{result.method}` against `{result.control}`",
     "tokens": lambda bed, result: f"{result.tokens / 1e6:.2f}",
     "table": lambda bed, result: "\n".join(table(bed, result)),
+    "others": lambda bed, result: " and ".join(
+        f"`{arm}` {number(np.mean([run.at(result.tokens) for run in result.of(arm, DESCRIBED[bed])]))}, "
+        f"{shown(mean(described_gains(bed, result, arm)))}"
+        for arm in result.others
+    ),
 }
 
 

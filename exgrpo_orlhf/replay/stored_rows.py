@@ -17,7 +17,7 @@ from .buffer import ReplayBuffer
 from .difficulty import as_fraction
 from .stored_group import AddedRows, Drawn, Relative
 
-SMALLEST = 1e-6  # added to every priority
+SMALLEST = 1e-6  # added to every |x|
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,11 +25,11 @@ class StoredRows(AddedRows):
     """Single stored rows, drawn over all questions, are trained on beside whole fresh groups, each with the advantage
     that it had when it was stored (Advantage-PER, arXiv 2606.04560). A draw has a row once; it may come again:
 
-        p ∝ (priority + 1e-6)^alpha,   priority = |A| or |reward|, times exp(−age/τ)
+        p ∝ ((|x| + 1e-6) · exp(−age/τ))^alpha,   x = A or the reward
 
     rows: for each question of the batch; with `share`, at most
     share: of the batch's rows, fresh and stored, that are stored ones, rounded down; None: by `rows`
-    by: the priority: of the stored 'advantage' or of the 'reward'
+    by: x: the stored 'advantage' or the 'reward'
     alpha: 0 is uniform
     decay_steps: τ; None: priorities do not decay (`ReplayBuffer.max_age` ends them)
     first_step: of the run, that adds rows; what it stored before fills the buffer
