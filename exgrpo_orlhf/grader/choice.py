@@ -75,6 +75,8 @@ _MORE = re.compile(
 _STANDING = re.compile(r"(?<![A-Za-z(])\(?([A-Z]|\d{1,2})(?:[).:]\**|\s[-–—]\s)\s*(\S[^\n]*)")
 # A label that ends the last line: hence, C.
 _TRAILING = re.compile(r"(?:^|[\s*(])([A-Z])\s*[.)*\s]*$")
+# The rest of a label's clause: B) Rome.
+_CLAUSE = re.compile(r"[ ).:\]}*\"–—-]*([^\n;]*?)(?:(?<!\d)\.(?:\s|$)|[\n;]|$)")
 # A sign that `words` leaves out though it makes another number or term: -5, -x, .5, 5!; not 10-20, e-mail, x-ray.
 _SIGN = re.compile(r"(?<![\w)}\]])-(?=[\d.\\]|[A-Za-z]\b)|(?<!\d)\.(?=\d)|(?<=[\d)])!")
 # Before a last label another one: A or (B), A, B.
@@ -167,7 +169,8 @@ def stated(response: str, options: Mapping[str, str]) -> tuple[str | None, str |
     tail = text[-2000:]
     for match in [*_IN_BRACKETS.finditer(tail)][::-1]:
         if match[1] in options:
-            return (None, tail) if _SEVERAL.search(tail[: match.start(1)]) else (match[1], match[0])
+            several = _SEVERAL.search(tail[: match.start(1)]) or _another(tail, match.end(1), match[1], options)
+            return (None, tail) if several else (match[1], match[0])
     if (match := _TRAILING.search(last)) and match[1] in options and not _SEVERAL.search(last[: match.start(1)]):
         return match[1], match[1]
     return (hedged[-1] or None, hedged[-1] or text[-100:]) if hedged else (None, None)
@@ -197,9 +200,17 @@ def _statements(text: str, options: Mapping[str, str]) -> list[list[str]]:
 
 
 def _another(text: str, end: int, label: str, options: Mapping[str, str]) -> bool:
-    """Whether a label that ends there is joined with another option's: (A) or (B), (A)(B)."""
+    """Whether a label that ends there is joined with another option's, (A) or (B), (A)(B), or with another's text."""
     joined = _MORE.match(text, end)
-    return joined is not None and joined[1] in options and joined[1] != label
+    if joined is not None and joined[1] in options and joined[1] != label:
+        return True
+    clause = _CLAUSE.match(text, end)
+    return clause is not None and _contradicts(clause[1], label, options)
+
+
+def _contradicts(text: str, label: str, options: Mapping[str, str]) -> bool:
+    """Whether what stands behind a label is the text of another option."""
+    return bool(options[label]) and _content(options[label]) != _content(text) and _by_text(text, options) is not None
 
 
 def _label(text: str, options: Mapping[str, str]) -> str | None:
@@ -220,9 +231,7 @@ def _label(text: str, options: Mapping[str, str]) -> str | None:
         return _by_text(plain, options)
     if _another(plain, max(match.end(1), match.end(2)), label, options):
         return None
-    # Another option's text contradicts the label.
-    fits = not options[label] or _content(options[label]) == _content(match[3]) or not _by_text(match[3], options)
-    return label if fits else None
+    return None if _contradicts(match[3], label, options) else label
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:

@@ -34,6 +34,7 @@ _REALS = {
     r"x\in\mathbb{R}",
 }  # fmt: skip
 _WITHOUT = re.compile(r"\\ne\b|\bexcept\b|\bexcluding\b")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d|\.\d)")
 _MOST_PARTS = 40
 _DEEPEST = 40
 
@@ -145,6 +146,11 @@ def _same_structure(gold: str, answer: str, level: int) -> bool | None:
         if kinds and _in_order([a.low, a.high], [b.low, b.high], level):
             return True
         return False if len(relation(gold)) == 1 or len(relation(answer)) == 1 else None
+    if "," in gold and number(gold) and len(relation(answer)) == 1:  # 1,234 is no list
+        brackets = enclosed(answer)
+        is_list = len(items(alternatives(brackets[1] if brackets else answer))) > 1
+        return re.sub(r"\s", "", gold) == re.sub(r"\s", "", answer) if is_list else None
+    gold, answer = _without_thousands(gold), _without_thousands(answer)
     lists = [items(alternatives(text)) for text in (gold, answer)]
     if len(lists[0]) == 1 and len(lists[1]) == 1:
         return _same_brackets(gold, answer, level)
@@ -162,14 +168,24 @@ def _same_structure(gold: str, answer: str, level: int) -> bool | None:
     return _in_order([_value(p) for p in gold_parts], [_value(p) for p in answer_parts], level)
 
 
+def _without_thousands(text: str) -> str:
+    """1,500, 2,500 and (1,000, 2) without the commas that separate no items: others have a space behind them."""
+    plain = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    return plain if re.search(r",\s|;|\band\b|\bor\b", plain) else text
+
+
 def _same_brackets(gold: str, answer: str, level: int) -> bool | None:
     a, b = enclosed(_value(gold)), enclosed(_value(answer))
     if a and b:
         parts_a, parts_b = items(alternatives(a[1])), items(alternatives(b[1]))
         if len(parts_a) == 1 and len(parts_b) == 1 and a[0] != "{" and b[0] != "{":
             return _same(parts_a[0], parts_b[0], level + 1)
-        if a[0] == "{" or b[0] == "{":
-            return a[0] == b[0] and _any_order(parts_a, parts_b, level)
+        if a[0] == b[0] == "{":
+            return _any_order(parts_a, parts_b, level)
+        if a[0] == "{" or b[0] == "{":  # {(1, 2)} is (1, 2)
+            one = parts_a if a[0] == "{" else parts_b
+            sides = (one[0], answer) if a[0] == "{" else (gold, one[0])
+            return len(one) == 1 and _same(*sides, level + 1)
         if len(parts_a) != len(parts_b):
             return False
         if len(parts_a) == 2 and (a[0], a[2]) != (b[0], b[2]) and {a[0], b[0]} <= {"(", "["}:
@@ -199,8 +215,13 @@ def _in_order(gold: Sequence[str], answer: Sequence[str], level: int) -> bool:
 
 
 def _any_order(gold: Sequence[str], answer: Sequence[str], level: int) -> bool:
-    """Compare as sets: each part of one side equals one part of the other."""
+    """Compare as sets: each part of one side equals one part of the other; values of unknowns with different names,
+    of which the answer repeats none, in their order."""
     gold, answer = ([*dict.fromkeys(p for part in side for p in items(alternatives(part)))] for side in (gold, answer))
+    named = [relation(part)[0][1] for part in gold if _value(part) != part]
+    names = {re.sub(r"_(?:\{[^{}]*\}|\w)", "", name).strip() for name in named}  # x_1 and x_2 are both x
+    if len(gold) == len(names) > 1 and not any(len(relation(part)) > 1 for part in answer):
+        return _in_order([_value(part) for part in gold], answer, level)
     if len(gold) != len(answer) or len(gold) > _MOST_PARTS:
         return False
     unmatched = list(answer)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from .units import upright
+from .units import POWERS, upright
 
 _UNICODE = str.maketrans(
     {
@@ -197,8 +197,7 @@ _SLASH = re.compile(
     rf"\(?(?P<sign>[-+]?)\s?(?:(?P<mixed>\d+)(?: |\s?\+\s?))?"
     rf"\(?(?P<a>-?(?:{_INTEGER}))\)?\s?/\s?\(?(?P<b>-?(?:{_INTEGER}))\)?\)?(?P<percent>%)?"
 )
-_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_LARGE = re.compile(rf"([-+$\d.,]*\d)\s*({'|'.join(_POWERS)})", re.IGNORECASE)
+_LARGE = re.compile(rf"([-+$\d.,]*\d)\s*({'|'.join(POWERS)})", re.IGNORECASE)
 _MOST_DIGITS = 3000
 
 
@@ -209,7 +208,7 @@ def number(text: str) -> Number | None:
         return None
     if match := _LARGE.fullmatch(plain_text(text).strip()):
         factor = number(match[1])
-        return factor and factor._replace(value=factor.value * 10 ** _POWERS[match[2].lower()])
+        return factor and factor._replace(value=factor.value * 10 ** POWERS[match[2].lower()])
     if re.fullmatch(r"\(.*\)", text) and re.fullmatch(r"[^()]*", text[1:-1]) and "," not in text:
         text = text[1:-1].strip()
     text = re.sub(r"^([-+])\s+", r"\1", text)

@@ -25,6 +25,13 @@ from .thoughts import visible
 _PROSE_NUMBER = re.compile(
     r"(?<![\w.^_])[-−]?(?:\\?\$)?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:\s?/\s?\d+)?\s?(?:\\?%|percent\b)?"
 )
+# Behind a number: it begins a calculation (48 + 24 = 72 clips, 3 times 4), a range, a time, a larger or a mixed number.
+_GOES_ON = re.compile(
+    r"\s*(?:[=+×÷^]|\*(?!\*)|:\s?\d|[-−–x]\s?\d|times\s+\d|(?:minus|plus|squared|cubed)\b|(?:hundred|[mb]illion|thousand)\b"
+    r"|and a (?:half|quarter)\b|\s\d)"
+)
+_NEGATIVE = re.compile(r"\b(?:minus|negative)\s*$", re.IGNORECASE)  # before it
+_NOT_IT = re.compile(r"\b(?:(?:less|more|fewer|greater) than|not)\s*$", re.IGNORECASE)
 _COMMA_LANGUAGE = re.compile(rf"\b(?:{OTHER_LANGUAGES})\b", re.IGNORECASE)
 _LATEX = LatexExtractionConfig()
 _WARM = (
@@ -145,4 +152,8 @@ def _readings(candidate: Extracted, gold: str, response: str) -> list[str]:
     numbers = [match for match in _PROSE_NUMBER.finditer(text) if match[0].strip()]
     if not numbers or re.match(r"\s*(?:,|or\b|and\b|to\b|/)\s*[-\d]", text[numbers[0].end() :]):
         return [text]  # several numbers are no answer
-    return [text, numbers[0][0]]
+    found, number = numbers[0], numbers[0][0].rstrip()
+    before = text[: found.start()]
+    if _GOES_ON.match(text, found.start() + len(number)) or _NOT_IT.search(before):
+        return [text]
+    return [text, f"-{number}" if _NEGATIVE.search(before) else number]

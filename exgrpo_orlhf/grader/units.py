@@ -32,6 +32,8 @@ _WORDS_END = re.compile(
     r"^([-+]?[\d.,/]*\d(?:\s?(?:\\times|\\cdot|\*|x)\s?10\s?\^\s?(?:\{[-+\d ]+\}|\d+)|[eE][-+]?\d+)?%?|.*\})"
     r"\s*([A-Za-zµΩÅ](?:[A-Za-zµΩÅ./^{}()*\-\d ]|\\cdot )*)$"
 )
+POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_LARGE_AND_UNIT = re.compile(rf"([-+]?\$?[\d.,]*\d\s*(?:{'|'.join(POWERS)}))\s+([A-Za-z][A-Za-z ]*)", re.IGNORECASE)
 _LETTERS = dict(zip("KNJVWAmshglLΩÅ", [*"knjvwamshgll", "ohm", "å"], strict=True))  # of one letter: 5 K, but not 5 k
 _RARE = {"T": "tesla", "C": "coulomb", "F": "farad", "H": "henry", "S": "siemens"}  # upright, or beside other units
 _NO_UNIT = re.compile(
@@ -68,6 +70,8 @@ def _as_text(unit: str) -> str:
 
 def without_unit(text: str) -> tuple[str, str]:
     """(the answer without its unit, the unit's name); the name is '' without a unit, or for a unit not listed here."""
+    if match := _LARGE_AND_UNIT.fullmatch(re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).strip()):  # 5 million people
+        return match[1], _name(match[2])
     text = re.sub(r"(?<=\d)\s([kMGm]?)\s?\\Omega$", r" \\text{\1Ω}", text.strip())
     text = re.sub(r"(?<=[\d.}])\s*\\(?:text|mathrm)\s*\{((?:[^{}]|\{-?\d\})*)\}", _flat, text)
     if re.fullmatch(r"[-+]?\$\s?\S.*", text):
