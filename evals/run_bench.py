@@ -91,7 +91,12 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     name = f"{plan.builder.model.name}-{arguments.suite or '+'.join(names)}"
     out = arguments.out or WORKPLACE / "results" / name
     logging.info("%d benchmarks, %d questions → %s", len(plan.sets), sum(len(each.rows) for each in plan.sets), out)
-    with StopRequest("responses under way are finished and saved, then the evaluation ends") as stop:
+    under_way = (
+        "what has arrived is saved, what is under way is asked again"
+        if arguments.engine == "openai"
+        else ("responses under way are finished and saved")
+    )
+    with StopRequest(f"{under_way}, then the evaluation ends") as stop:
         results = evaluate(plan, out, engine, stop)
     if results is None:
         print(f"stopped at {progress(out)}; the same command continues {out}", file=sys.stderr)

@@ -83,8 +83,9 @@ class Experiment:
             "DynamicSampling.max_rounds nor Environment.reward = 'environment', which go by the sum of the rewards",
         )
         require(
-            not graded_there or self.verifier.format is None,
-            "Verifier.format needs Environment.reward = 'verifier': an environment's grade knows no format",
+            not graded_there or (self.verifier.format, self.verifier.rewards, self.verifier.function) == (None,) * 3,
+            "Verifier.format, .rewards and .function need Environment.reward = 'verifier': this environment grades by "
+            "itself",
         )
         require(
             self.environment.path is None or not str(self.experience or "").endswith(".jsonl"),

@@ -65,6 +65,11 @@ class Response:
     whole: bool
 
     @property
+    def judged_as(self) -> str:
+        """The key with the text: a run that was resumed may have sampled another at the same place."""
+        return f"{self.key} {hashlib.blake2b(self.text.encode(errors='replace'), digest_size=8).hexdigest()}"
+
+    @property
     def has_code(self) -> bool:
         return CODE in self.text
 
@@ -184,8 +189,8 @@ def entropy(found: Sequence[Response], buckets: DifficultyBuckets) -> Table:
 
 def code(found: Sequence[Response], parts: int = 10) -> Table:
     """Share of responses with a block of code, by the step in which they were sampled, in `parts` equal parts."""
-    last = max(response.step for response in found)
-    width = -(-last // parts)
+    last = max((response.step for response in found), default=0)
+    width = -(-last // parts) or 1
     cells: dict[tuple[int, str], list[bool]] = defaultdict(list)
     for response in found:
         if response.correct and (response.whole or response.has_code):
@@ -237,7 +242,7 @@ def judge(
     judged, digest = JsonLines(run / JUDGED), _digest(model, prompt)
     judged.cut(len(judged.keys))  # without the torn line of a killed process
     done = {row["key"] for row in judged.read() if row["prompt"] == digest}
-    asked = [r for r in found if r.correct and r.whole and r.prompt and r.key not in done]
+    asked = [r for r in found if r.correct and r.whole and r.prompt and r.judged_as not in done]
     requests = []
     for response in asked:
         values = {"{question}": response.prompt, "{answer}": response.answer, "{response}": response.text}
@@ -246,7 +251,7 @@ def judge(
     log.info("%d responses to judge, %d are judged already", len(asked), len(done))
     for portion in sampler.sample(requests):
         for i, (said,) in portion:
-            judged.add({"key": asked[i].key, "prompt": digest, "said": getattr(said, "text", "")})
+            judged.add({"key": asked[i].judged_as, "prompt": digest, "said": getattr(said, "text", "")})
         log.info("%d are judged in all", len(judged.keys))
 
 
@@ -264,8 +269,8 @@ def verdicts(
     }
     cells: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for response in found:
-        if response.key in said:
-            verdict = said[response.key][-1].lower() if said[response.key] else "unclear"
+        if (found_words := said.get(response.judged_as)) is not None:
+            verdict = found_words[-1].lower() if found_words else "unclear"
             name = {words[0].lower(): "valid", words[1].lower(): "invalid"}.get(verdict, verdict)
             where = response.kind, buckets.level(response.accuracy), "with code" if response.has_code else "without"
             cells[where][name].append(response.entropy)

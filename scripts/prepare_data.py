@@ -59,7 +59,7 @@ def main() -> int:
         parser.error("what stands behind -- is for --measure")
     if arguments.measure and (arguments.list or arguments.only or arguments.check_overlap):
         parser.error("--measure goes without --list, --only and --check-overlap")
-    ours = {"--out", "--model", "--definitions", "--benchmarks", "--data", "--limit", "--samples"}
+    ours = {"--out", "--model", "--definitions", "--benchmarks", "--suite", "--data", "--limit", "--samples"}
     if taken := ours & {word.partition("=")[0] for word in arguments.bench}:
         parser.error(f"{', '.join(sorted(taken))} behind --: --measure sets that, and measures every question")
     action = _list if arguments.list else _prepare if arguments.check_overlap is None else _check_overlap

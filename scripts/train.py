@@ -101,6 +101,8 @@ def _begun_with(arguments: argparse.Namespace) -> list[str]:
     bound = [text for text in arguments.set if text.partition("=")[0].strip() in ("PretrainedModel.path", "Work.model")]
     if bound:
         raise _NoStart(f"--set {bound[0]!r} and --from both say with which model the run begins; leave one out")
+    if arguments.with_buffer and any(text.partition("=")[0].strip() == "Work.experience" for text in arguments.set):
+        raise _NoStart("--set Work.experience and --with-buffer both say with which buffer it begins; leave one out")
     try:
         manifest.verify(start)
     except manifest.ManifestError as error:

@@ -106,6 +106,9 @@ def test_truncated_share_is_of_the_weights_above_the_largest_one():
     assert measured([row(4, stored_at=0)], policy, behaviour)["replay/saturated_share"] == 0.25
     unshaped = MixedPolicyLoss(shaping=False).replayed_metrics([row(1, stored_at=0)], [np.ones(1)], [np.full(1, -9.0)])
     assert unshaped["replay/saturated_share"] == 0, "where nothing is shaped, nothing saturates"
+    around_policy = MixedPolicyLoss(shaping=False, clips_replayed=True, clip_around="policy")
+    without = around_policy.replayed_metrics([row(1, stored_at=0)], [np.ones(1)], [np.full(1, -9.0)])
+    assert "replay/saturated_share" not in without, "the clip's centre is not known there"
     assert "replay/truncated_share" not in measured([row(4, stored_at=0)], policy, behaviour)
     assert measured([row(1)], [[-1.0]], [[-1.0]], max_weight=2.0)["replay/truncated_share"] == 0
 

@@ -59,7 +59,8 @@ def option_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Of an evaluation. Options of engines have no defaults: `settle_engine` fills them in."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    looks = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=looks, allow_abbrev=False)
     parser.add_argument("--model", help="checkpoint's folder, hub id, or the server's name for it")
     parser.add_argument("--list", action="store_true", help="list the benchmarks and suites, and exit")
     parser.add_argument("--suite", help="a list of benchmarks by name: paper, math, general, quick, chains")

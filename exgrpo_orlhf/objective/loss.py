@@ -319,7 +319,9 @@ class MixedPolicyLoss:
 
         policy, behaviour: log-probs of each row, (T,)
         """
-        metrics = {"replay/log_weight_max": 0.0, "replay/ess": 0.0, "replay/saturated_share": 0.0}
+        metrics = {"replay/log_weight_max": 0.0, "replay/ess": 0.0}
+        if self.clip_around == "sampler":  # around π_k, whose log-probs are not here
+            metrics["replay/saturated_share"] = 0.0
         if self.max_weight is not None:
             metrics["replay/truncated_share"] = 0.0
         triples = zip(rows, policy, behaviour, strict=True)

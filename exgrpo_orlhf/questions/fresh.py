@@ -103,6 +103,14 @@ class FreshQuestions:
         self.drawn += len(questions)
         return list(questions.values())
 
+    def fill(self, n: int, exclude: Collection[str], step: int) -> list[Question]:
+        """n questions more, retired ones too, for a batch that must be whole. The epoch, which leaves these out, stays
+        as it is."""
+        order = self._rng.permutation(len(self)).tolist()
+        questions = [self._questions[place] for place in order if self._questions[place].id not in exclude][:n]
+        self.drawn += len(questions)
+        return questions
+
     def _begin_epoch(self, retired: Collection[str], waiting: set[int]) -> None:
         """waiting: positions left over from the last epoch; they come once in this one, not twice."""
         order = self._rng.permutation(len(self._questions)).tolist()
@@ -189,11 +197,15 @@ class WeightedQuestions(FreshQuestions):
         self._rest(positions, step)
         return [self._questions[place] for place in positions]
 
+    def fill(self, n: int, exclude: Collection[str], step: int) -> list[Question]:
+        return self.draw(n, exclude, (), step)
+
     def observe(self, groups: Sequence[RolloutGroup], step: int) -> None:
-        """Take note of a step's accuracies. A group in which too little could be graded leaves the last one."""
+        """Take note of a step's accuracies. A group in which too little could be graded leaves the last one, and so
+        does one that was given its beginning."""
         places = [self._place[group.question.id] for group in groups]
         for place, group in zip(places, groups, strict=True):
-            if group.accuracy is not None:
+            if group.accuracy is not None and not group.given:
                 self._accuracy[place] = float(group.accuracy)
         self._rest(places, step)  # replayed questions too
         self._resting = {place: until for place, until in self._resting.items() if until > step}

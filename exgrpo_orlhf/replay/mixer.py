@@ -145,6 +145,18 @@ class ReplayMixer:
             self.reincarnation is None or self.replays,
             "ReplayMixer.reincarnation ends a replay, and with ReplayMixer.rho = 0 nothing is ever replayed",
         )
+        ends, starts = self.reincarnation, self.start_at_accuracy
+        require(
+            ends is None or ends.at_accuracy is None or starts is None or ends.at_accuracy > starts,
+            f"Reincarnation.at_accuracy = {ends and ends.at_accuracy} ends replay before it starts, at "
+            f"ReplayMixer.start_at_accuracy = {starts}; it must be above that",
+        )
+        first = getattr(injection.added_rows, "first_step", 1)
+        require(
+            ends is None or ends.after_step is None or first <= ends.after_step,
+            f"StoredRows.first_step = {first} lies behind Reincarnation.after_step = {ends and ends.after_step}: no "
+            "stored row would ever be added",
+        )
         self.store_rule.check(buffer, injection)
         if injection.added_rows:
             injection.added_rows.check(buffer, self.store_rule.stores_failures)
@@ -168,7 +180,7 @@ class ReplayMixer:
         retired = buffer.retired if buffer.retirement.leaves_fresh else ()
         fresh_questions = revisited + fresh.draw(fresh_count - len(revisited), batch_ids, retired, step)
         if fills_batch and (missing := fresh_count - len(fresh_questions)):
-            fresh_questions += fresh.draw(missing, batch_ids | {question.id for question in fresh_questions}, (), step)
+            fresh_questions += fresh.fill(missing, batch_ids | {question.id for question in fresh_questions}, step)
         options = {question: self.injection.stored_of(question.id, buffer) for question in replayed}
         stored = {question: several for question, several in options.items() if several}
         return Plan(step, fresh_questions, replayed, stored, rollouts_per_replayed=self.rollouts_per_replayed)
@@ -240,15 +252,15 @@ class ReplayMixer:
         a question's prompt. stored_rows: of each group, those that are added (`draw`).
         Raises ValueError if a group is not graded."""
 
-        def relative(members: Sequence[tuple[int, Sequence[Rollout | Trajectory]]], size: int) -> Any:
-            """Of groups of rows, each by itself. members: given tokens and rows of each; size: rows at most"""
+        def relative(members: Sequence[Sequence[Rollout | Trajectory]], size: int) -> Any:
+            """Of groups of rows, each by itself. size: rows at most"""
             rewards, gradable = np.zeros((len(members), size)), np.zeros((len(members), size), dtype=bool)
             parts = np.full((len(weights), *rewards.shape), np.nan)
-            for g, (given, rows) in enumerate(members):
+            for g, rows in enumerate(members):
                 for i, row in enumerate(rows):
                     if row.reward is None:
                         continue
-                    rewards[g, i] = row.reward + (penalty(given + row.length) if penalty else 0.0)
+                    rewards[g, i] = row.reward + (penalty(len(row.token_ids)) if penalty else 0.0)
                     gradable[g, i] = True
                     if weights:
                         of_row = dict(row.parts)
@@ -256,13 +268,12 @@ class ReplayMixer:
             several = [*weights.values()]
             return advantages.of_several(parts, several) if several else advantages(rewards, gradable)
 
-        values = relative([(completed.group.given, completed.rows) for completed in groups], self.group_size)
+        values = relative([completed.rows for completed in groups], self.group_size)
         prompts = [encode(completed.group.question) for completed in groups]
         batch = MixedBatch.of(groups, values, self.group_size, prompts)
         if (added := self.injection.added_rows) is None:
             return batch
-        of_stored = lambda members, size: relative([(0, rows) for rows in members], size)
-        joined: MixedBatch = added.joined(batch, stored_rows, of_stored, encode)
+        joined: MixedBatch = added.joined(batch, stored_rows, relative, encode)
         return joined
 
     def draw(

@@ -305,17 +305,18 @@ class Verifier:
         return graded
 
     def overlong_penalty(self, tokens: int, max_tokens: int) -> float:
-        """R_length = min(0, (L_max − L_cache − |y|)/L_cache), from −1 to 0, of a response of that many tokens."""
+        """R_length = min(0, (L_max − L_cache − |y|)/L_cache), from −1 to 0, of a response of that many tokens (of an
+        episode, with its environment's: they are what the limit bounds)."""
         if self.overlong_share is None:
             return 0.0
         cache = self.overlong_share * max_tokens
-        return min(0.0, (max_tokens - cache - tokens) / cache)
+        return max(-1.0, min(0.0, (max_tokens - cache - tokens) / cache))
 
     def metrics(self, groups: Iterable[RolloutGroup], max_tokens: int) -> dict[str, float]:
         """Of the fresh rollouts of a step, where `overlong_share` is set: their mean penalty."""
         if self.overlong_share is None:
             return {}
-        penalties = [self.overlong_penalty(one.given + one.length, max_tokens) for g in groups for one in g.rollouts]
+        penalties = [self.overlong_penalty(len(one.token_ids), max_tokens) for g in groups for one in g.rollouts]
         return {"reward/overlong_penalty": mean(penalties)}
 
     def as_answer(self, question: Question, written: Written, progress: tuple[int, int] = (0, 1)) -> Answer:

@@ -3,7 +3,8 @@
 The log is the record, and is written first. After a failure there is no other attempt before the next checkpoint or the
 end of the run, so a server that does not answer costs one timeout a checkpoint. Every step carries the metric
 `train/step` in the same atomic call, and its highest value is read back at each (re)connection. So the steps of an
-outage are sent later, and no step is logged twice: not after a kill, and not when the log was cut back to a checkpoint.
+outage are sent later, and no step is logged twice: not after a kill, and not when the log was cut back to a checkpoint,
+unless its steps came out otherwise when they were made again. MLflow then shows, and comparisons read, the later ones.
 The curve of a supervised start, which counts steps of its own, goes the same way with `supervised/step`.
 """
 
@@ -100,6 +101,8 @@ class MlflowTracker:
         self._connected = False  # false again after steps could not be sent: the server is then asked what has arrived
         self._logs = {STEP_METRIC: log} | ({} if start is None else {START_METRIC: start})
         self._cursors = dict.fromkeys(self._logs, -1)  # of each the highest step known to be in MLflow
+        self._begun = {metric: one.last_step for metric, one in self._logs.items()}  # after a resume: what is kept
+        self._before = _Before()
         self._failure: str | None = None
         self._artifacts: list[Path] = []
         self._experiment = ""  # the id
@@ -166,9 +169,12 @@ class MlflowTracker:
 
     def _send_steps(self) -> None:
         for metric, log in self._logs.items():
-            for batch in batches(log.rows(after=self._cursors[metric]), step_metric=metric):
+            rows = [*log.rows(after=self._cursors[metric])]
+            for batch in batches((row for row in rows if not self._before.has(row, metric)), step_metric=metric):
                 self._client.log_batch(self.run_id, metrics=batch)
                 self._cursors[metric] = batch[-1].step
+            if rows:
+                self._cursors[metric] = rows[-1]["step"]
         self._connected = True  # also where the files then fail, whose store may be another one
 
     def _send_files(self) -> None:
@@ -210,7 +216,9 @@ class MlflowTracker:
             sources = {context: self._params[name] for context, name in bound.items() if name in self._params}
             self._client.log_inputs(run.info.run_id, datasets(self._questions, sources))
         self._client.update_run(run.info.run_id, status="RUNNING")
-        self._cursors = {metric: int(run.data.metrics.get(metric, -1)) for metric in self._logs}
+        there = {metric: int(run.data.metrics.get(metric, -1)) for metric in self._logs}
+        self._before = _Before(self._client, run.info.run_id, there)
+        self._cursors = {metric: min(step, self._begun[metric]) for metric, step in there.items()}
         self.run_id, self._experiment = run.info.run_id, run.info.experiment_id
         if self._settings.system_metrics:
             self._watch_system()
@@ -235,6 +243,30 @@ class MlflowTracker:
         experiment = experiment_id(self._client, self._uri, self._settings.experiment)
         begun = tagged_run(self._client, [experiment], LOG_TAG, self._tags[LOG_TAG])
         return begun or self._client.create_run(experiment, self._started, self._tags, self._run_name)
+
+
+class _Before:
+    """What a run has in MLflow of steps that were made again after a resume.
+
+    last: of each step metric the highest step there
+    """
+
+    def __init__(self, client: Any = None, run_id: str = "", last: Mapping[str, int] | None = None) -> None:
+        self._client, self._run_id, self._last = client, run_id, last or {}
+        self._histories: dict[str, dict[int, float]] = {}
+
+    def has(self, row: Mapping[str, float], metric: str) -> bool:
+        """Whether MLflow's latest values of this step are the row's, but for times."""
+        names = [name for name in row if name not in ("step", "time") and not name.startswith("time/")]
+        step = int(row["step"])
+        return step <= self._last.get(metric, -1) and all(self._at(name).get(step) == row[name] for name in names)
+
+    def _at(self, name: str) -> dict[int, float]:
+        if name not in self._histories:
+            points = self._client.get_metric_history(self._run_id, name)
+            ordered = sorted(points, key=lambda point: (point.step, point.timestamp))
+            self._histories[name] = {point.step: point.value for point in ordered}
+        return self._histories[name]
 
 
 def _param_text(value: Any) -> str:

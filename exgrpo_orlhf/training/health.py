@@ -96,7 +96,7 @@ class Health:
         self.best = max(self.best, row.get("reward/pass_at_1", 0.0))
         # A continued group has no stored row, and no importance weights.
         replayed = row.get("replay/actual_share", 0) if "replay/continued_share" not in row else 0
-        replayed = row.get("replay/added_rows", replayed)
+        replayed = row.get("replay/added_rows", row.get("replay/injected", replayed))
         self.replaying += row.get("replay/started", 1) == 1  # it is absent where replay is not delayed
         names = [sign.metric for sign in _SIGNS if replayed or not sign.with_replay]
         # Where dynamic sampling left groups out, the share does not say how many candidates there were.

@@ -18,7 +18,6 @@ from ..questions.question_files import place_of, read_rows
 from ..questions.reading import read_prompt
 from ..records import Question, Rollout, Trajectory
 from ..replay import ReplayBuffer, snapshot
-from ..replay.store_rule import AllFinished, OneSuccess, Successes
 from ..rewards import Verifier
 from ..rewards.grading import written_to
 
@@ -44,16 +43,6 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
         )
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
-        state = path.parent / "trainer" / "state.json"  # a replay folder alone does not say what it stores
-        identity = json.loads(state.read_text(encoding="utf-8"))["identity"] if state.is_file() else {}
-        # Of a run of 0.1 the rule is called .stores.
-        rule = identity.get("ReplayMixer.store_rule", identity.get("ReplayMixer.stores", "'successes'"))
-        fine, same = ("'successes'", repr(Successes()), repr(OneSuccess())), repr(experiment.mixer.store_rule)
-        if rule not in (*fine, same) and same != repr(AllFinished()):
-            raise ValueError(
-                f"{path}: its run stored failures too (ReplayMixer.store_rule = {rule}), which this one would take for "
-                "successes; bind the same, or take the buffer of another run"
-            )
         snapshot.load_for_new_run(path, buffer, prompts.fingerprint(), ids)
     else:
         experts = read_experts(path, questions, prompts, experiment.verifier, experiment.sampling.max_response_tokens)
@@ -61,25 +50,51 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
             # Not measured yet: any accuracy above 0, or level of spread, makes it a candidate.
             buffer.record(question.id, Fraction(1, 2), 0, spread=Fraction(1, 2))
         buffer.store((question.id, trajectory) for question, trajectory in experts)
-    stored = [entry.trajectory for record in buffer.records.values() for entry in record.stored]
+    stored = _trajectories(buffer)
+    _check(experiment, buffer, stored, prompts, path)
+    return buffer
+
+
+def _trajectories(buffer: ReplayBuffer) -> list[Trajectory]:
+    return [entry.trajectory for record in buffer.records.values() for entry in record.stored]
+
+
+def _check(
+    experiment: Experiment, buffer: ReplayBuffer, stored: list[Trajectory], prompts: PromptEncoder, path: Path
+) -> None:
+    """Raises ValueError for stored trajectories that this run cannot use as its settings say."""
+    mixer, room = experiment.mixer, experiment.sampling.max_response_tokens
+    state = path.parent / "trainer" / "state.json"
+    identity = json.loads(state.read_text(encoding="utf-8"))["identity"] if state.is_file() else {}
+    failures = identity.get("ReplayMixer.stores", "'successes'") != "'successes'"  # of 0.1, which did not mark each
+    if not mixer.store_rule.stores_failures and (failures or not all(trajectory.correct for trajectory in stored)):
+        raise ValueError(
+            f"{path}: its run stored failures too, which this one (ReplayMixer.store_rule = {mixer.store_rule}) would "
+            "take for successes; bind the same, or take the buffer of another run"
+        )
+    if (longest := max(map(len, stored), default=0)) > room:
+        raise ValueError(
+            f"{path}: it stores a response of {longest} tokens, longer than Sampling.max_response_tokens = {room}; "
+            "raise that, or take the buffer of another run"
+        )
     names = {*experiment.verifier.parts} if experiment.advantages.of_each_reward else set()
     if any(names - {name for name, _ in trajectory.parts} for trajectory in stored):
         raise ValueError(
             f"{path}: what it stores lacks some of Verifier.rewards ({', '.join(names)}), of each of which "
             "GroupAdvantages.of_each_reward makes advantages; take a run with these rewards, or set it to False"
         )
-    if prefix := experiment.mixer.injection.prefix:
+    if (prefix := mixer.injection.prefix) and experiment.environment.path is None:
         ends = {prompts.tokenizer.eos_token_id, *prompts.turn_ends()}
-        for trajectory in stored if experiment.environment.path is None else ():
-            prefix.check_stored(trajectory, experiment.sampling.max_response_tokens, ends, str(path))
-    if added := experiment.mixer.injection.added_rows:
+        for trajectory in [*stored, *(_trajectories(buffer.failed) if buffer.failed else ())]:
+            prefix.check_stored(trajectory, room, ends, str(path))
+    if added := mixer.injection.added_rows:
         added.check_stored(stored, str(path))
-    if not experiment.mixer.collects and not buffer.n_candidates:
+    planned = sum(map(len, mixer.injection.candidates(buffer).values()))
+    if not mixer.collects and not (planned if mixer.share.largest else stored):
         raise ValueError(
             f"{path}: there is nothing to replay in it, and with ReplayMixer.collects = False there never will be "
             "(retired questions have no trajectories; those at 0 count with ReplayBuffer.replays_unsolved = True)"
         )
-    return buffer
 
 
 def read_experts(

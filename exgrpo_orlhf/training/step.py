@@ -140,7 +140,7 @@ class Trainer:
         mixer, verifier = experiment.mixer, experiment.verifier
         of_policy = [group for group in sample.groups if not group.given]
         mixer.share.observe(of_policy, step + experiment.settings.generate_ahead)
-        self.fresh.observe(of_policy, step)
+        self.fresh.observe(sample.groups, step)
         mixer.steer(sample.groups, sample.choices)
         if mixer.collecting:
             self.buffer.observe(of_policy, step, mixer.group_size)
@@ -152,7 +152,8 @@ class Trainer:
             sample.selected.groups, experiment.advantages, bound, weights, encode, sample.stored_rows
         )
         batch = experiment.dynamic_sampling.masked(batch)
-        batch = weighted(batch, experiment.loss) if batch.added_size else batch
+        if batch.added_size:
+            batch = weighted(batch, experiment.loss, experiment.optimizer.steps_per_batch)
         convex = experiment.loss.kl_convex
         batch = replace(batch, base_share=convex.at(step) if convex else 1.0, reincarnated=mixer.share.over)
         clock.lap("assemble")

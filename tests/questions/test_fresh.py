@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -189,6 +190,17 @@ def test_excluded_and_retired_questions_do_not_come():
     for _ in range(50):
         assert set(draw(fresh, 9, exclude=IDS[:2], retired=IDS[2:5])) == set(IDS[5:10])
     assert draw(fresh, 4, exclude=IDS[:10]) == []
+
+
+def test_a_group_that_was_given_its_beginning_rests_and_its_accuracy_is_not_the_questions():
+    fresh = weighted(6, cooldown=3)
+    given = of(1.0, 0)
+    given = replace(given, rollouts=tuple(replace(one, given=1) for one in given.rollouts))
+    fresh.observe([of(0.5, 0)], 1)
+    fresh.observe([given], 2)
+    assert fresh.metrics()["train/fresh_between"] == 1 / 6
+    assert IDS[0] not in draw(copy.deepcopy(fresh), 5, step=5)
+    assert IDS[0] in draw(fresh, 6, step=6)
 
 
 def test_if_too_few_others_are_left_those_that_have_rested_longest_come():

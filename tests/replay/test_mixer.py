@@ -2,15 +2,19 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from replay_builders import QUESTIONS, filled, finish_step, group, ids_of, mixer, source, train
 
+from exgrpo_orlhf.questions.fresh import FreshQuestions
 from exgrpo_orlhf.records import RolloutGroup
 from exgrpo_orlhf.replay import QuestionSampler, ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.replay.injection import LateInjection
 from exgrpo_orlhf.replay.share import Reincarnation
+from exgrpo_orlhf.replay.stored_rows import StoredRows
 
 
 def graded(n_correct: int, n: int) -> list[RolloutGroup]:
@@ -74,8 +78,16 @@ def test_a_reincarnation_by_its_rule_comes_after_the_first_batch_above_the_accur
     assert again.share.at(2) > again.share.at(3) == 0
     with pytest.raises(KeyError, match="last_step"):
         again.load_state_dict(mixer(rho=0.5).state_dict())
-    with pytest.raises(ValueError, match=r"ReplayMixer\.reincarnation ends a replay, and with ReplayMixer\.rho = 0"):
-        mixer(rho=0.0, reincarnation=Reincarnation(after_step=2)).check(filled(20))
+    for message, settings in (
+        (r"ReplayMixer\.reincarnation ends a replay, and with ReplayMixer\.rho = 0",
+         {"rho": 0.0, "reincarnation": Reincarnation(after_step=2)}),
+        (r"at_accuracy = 0\.3 ends replay before it starts, at ReplayMixer\.start_at_accuracy = 0\.3",
+         {"start_at_accuracy": 0.3, "reincarnation": Reincarnation(at_accuracy=0.3)}),
+        (r"StoredRows\.first_step = 6 lies behind Reincarnation\.after_step = 5",
+         {"rho": 0.0, "injection": StoredRows(first_step=6), "reincarnation": Reincarnation(after_step=5)}),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            mixer(**settings).check(filled(20))
 
 
 # -- ρ on a schedule --------------------------------------------------------------------------------------------------
@@ -191,6 +203,21 @@ def test_an_engine_that_needs_whole_batches_gets_them_from_retired_questions():
         for step in range(5):
             drawn = ids_of(mixer(8).plan(fresh, buffer, step, fills_batch))[0]
             assert len(set(drawn)) == len(drawn) == size
+
+
+def test_questions_that_fill_a_batch_up_do_not_bring_an_epoch_of_retired_ones():
+    """6 of 100 are active, and a batch has 8."""
+    questions = [replace(QUESTIONS[0], id=f"q{i:03}") for i in range(100)]
+    buffer = ReplayBuffer(RetirementPolicy(leaves_fresh=True))
+    for question in questions[6:]:
+        buffer.record(question.id, Fraction(1), 0)
+        buffer.retire(question.id, 0)
+    fresh, active = FreshQuestions(questions, np.random.default_rng(0)), []
+    for step in range(1, 21):
+        drawn = ids_of(mixer(8).plan(fresh, buffer, step, fills_batch=True))[0]
+        assert len({*drawn}) == 8
+        active.append(sum(name < "q006" for name in drawn))
+    assert active == [6] * 20
 
 
 def test_a_retired_question_leaves_fresh_sampling_only_where_asked():

@@ -220,6 +220,21 @@ def test_divisors_are_of_added_rows_alone():
     assert {row.weight for row in together.flat_rows()} == {3 * K / (3 * K + 5)}
 
 
+@pytest.mark.parametrize("normalizer", ["sequences", "constant", "tokens"])
+@pytest.mark.parametrize("divisors", ["apart", "together"])
+def test_each_optimiser_step_divides_by_what_it_has_itself(divisors, normalizer):
+    """Of three groups the first and the third, which have 3 and 2 stored rows, and then the second, which has none."""
+    loss = MixedPolicyLoss(normalizer=normalizer, response_length=24, divisors=divisors, **REPO)
+    batch, _, _ = rows_with_log_probs(0)
+    in_steps = weighted(batch, loss, steps=2)
+    for part in (0, 1):
+        alone = weighted(replace(batch, rows=batch.rows[part::2]), loss)
+        weights = [
+            [row.weight for row in of.flat_rows()] for of in (replace(in_steps, rows=in_steps.rows[part::2]), alone)
+        ]
+        assert weights[0] == weights[1]
+
+
 # -- what cannot be meant ---------------------------------------------------------------------------------------------
 
 

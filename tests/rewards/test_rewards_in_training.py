@@ -64,7 +64,7 @@ def test_a_long_row_counts_less_in_its_group_and_nowhere_else():
     """DAPO, equation 13, with L_max = 10 and L_cache = 4; a stored success of 10 tokens is a row as any other."""
     verifier, mixing = Verifier("exact", overlong_share=0.4), mixer(store_rule=AboveMean())
     penalty = lambda tokens: verifier.overlong_penalty(tokens, 10)
-    assert [penalty(tokens) for tokens in (1, 6, 7, 8, 10)] == [0, 0, -0.25, -0.5, -1]
+    assert [penalty(tokens) for tokens in (1, 6, 7, 8, 10, 40)] == [0, 0, -0.25, -0.5, -1, -1]
     assert Verifier("exact").overlong_penalty(10, 10) == 0
     replayed = RolloutGroup(QUESTIONS[1], tuple(rollout("wrong", range(n)) for n in (6, 7, 8)), True)
     stored = trajectory(range(10))

@@ -72,6 +72,7 @@ def test_without_the_buffer_the_weights_alone_are_taken(train, earlier, tmp_path
         (["--from", "{run}/none"], (), "error: --from: {run}/none"),
         (["--with-buffer"], (), "--with-buffer needs --from CHECKPOINT"),
         (["--from", "{run}/checkpoint-4"], ("PretrainedModel.path = 'x'",), "both say with which model the run begins"),
+        (["--from", "{run}/checkpoint-4", "--with-buffer"], ("Work.experience = 'x'",), "with which buffer it begins"),
     ],
 )
 def test_what_no_run_can_begin_with_is_refused(words, more, message, train, earlier):

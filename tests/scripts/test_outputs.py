@@ -72,6 +72,7 @@ REFUSED = [
     ("prepare_data.py", ["--list", "--", "--engine", "vllm"], "what stands behind -- is for --measure"),
     ("prepare_data.py", [*CHOSEN, "--list"], "--measure goes without --list, --only and --check-overlap"),
     ("prepare_data.py", [*CHOSEN, "--", "--out=x"], "--out behind --: --measure sets that, and measures every"),
+    ("prepare_data.py", [*CHOSEN, "--", "--suite", "chains"], "--suite behind --: --measure sets that"),
     *(("prepare_data.py", ["--keep", text], f"argument --keep: invalid LOW:HIGH value: {text!r}")
       for text in ("0.9:0.1", "half")),
     ("train.py", ["--gin", "toy.gin", "--steps", "10"],

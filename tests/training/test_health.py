@@ -69,6 +69,14 @@ def test_replay_that_has_not_started_does_not_starve_and_rows_without_replay_hav
     assert warnings_of(caplog, [{**none, "rollout/filtered_groups": 2.0}] * 40) == [], "replaced, not missing"
 
 
+def test_weights_are_of_stored_rows_that_entered_a_group(caplog):
+    """Of planned revisits a group with a success has none; late injection plans no question."""
+    none = {**WELL, "replay/injected": 0.0, "replay/ess": 0.0}
+    assert warnings_of(caplog, [none] * 40) == []
+    late = {**WELL, "replay/actual_share": 0.0, "replay/injected": 5.0, "replay/ess": 0.01}
+    assert any("was 1%: a few tokens decide" in line for line in warnings_of(caplog, [late] * 40))
+
+
 def test_a_start_that_has_not_come_in_a_third_of_the_steps_is_said_once_with_the_best_pass_at_1(caplog):
     start = {"planned": 60, "start_at_accuracy": 0.35}
     waiting = [{**WELL, "replay/started": 0.0, "replay/actual_share": 0.0, "reward/pass_at_1": p} for p in (0.1, 0.3)]

@@ -20,6 +20,7 @@ from exgrpo_orlhf.io.paths import PROJECT
 from exgrpo_orlhf.questions.prompts import PromptEncoder
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.replay import snapshot
+from exgrpo_orlhf.replay.prefix import Prefix
 from exgrpo_orlhf.testbed.modular_chains import ModularChains, right_reasoning
 from exgrpo_orlhf.testbed.tiny_models import END, PAD
 from exgrpo_orlhf.training import initial_buffer
@@ -208,3 +209,29 @@ def test_experts_are_read_once_and_a_resumed_run_has_them_from_its_checkpoint(wa
     experts.unlink()
     go(warm_model, tmp_path / "run", experts, "train.steps = 4", resume=True)
     assert timeless(tmp_path / "run") == timeless(tmp_path / "straight")
+
+
+def test_failures_of_another_run_are_checked_and_a_pool_without_what_is_replayed_is_refused(
+    warm_model, tmp_path, monkeypatch
+):
+    """`Prefix.of = 'failures'` draws from a pool of its own; late injection plans no question and needs any success."""
+    prefix = [
+        "ReplayMixer.injection = @Prefix()",
+        "ReplayMixer.rho = 0.5",
+        "Prefix.target = 0.2",
+        "train.eval_every = None",
+    ]
+    checked: list[bool] = []
+    monkeypatch.setattr(Prefix, "check_stored", lambda self, one, *rest: checked.append(one.correct))
+    pools = {}
+    for of in ("successes", "failures"):
+        train_small(warm_model, tmp_path / of, *prefix, f"Prefix.of = '{of}'", "train.steps = 8")
+        pools[of] = f"Work.experience = {str(tmp_path / of / 'checkpoint-8')!r}"
+    alone = ["ReplayMixer.collects = False", "ReplayBuffer.replays_unsolved = True", "train.steps = 1"]
+    with pytest.raises(ValueError, match="there is nothing to replay in it"):
+        train_small(warm_model, tmp_path / "none", *prefix, *alone, pools["successes"], "Prefix.of = 'failures'")
+    assert all(checked)
+    train_small(warm_model, tmp_path / "failures_again", *prefix, *alone, pools["failures"], "Prefix.of = 'failures'")
+    assert not all(checked)
+    late = ["ReplayMixer.injection = @LateInjection()", "ReplayMixer.rho = 0.0", "train.eval_every = None"]
+    train_small(warm_model, tmp_path / "late", *late, *alone, pools["successes"])

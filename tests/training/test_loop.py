@@ -160,18 +160,25 @@ def test_a_run_can_start_from_another_runs_buffer(warm_model, tmp_path):
 )
 def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(rule, more, warm_model, tmp_path):
     all_of_them = (f"ReplayMixer.store_rule = {rule}", more, UNEVALUATED)
-    go(warm_model, tmp_path / "first", "train.steps = 2", *all_of_them)
-    borrowed = f"Work.experience = {str(tmp_path / 'first' / 'checkpoint-2')!r}"
+    go(warm_model, tmp_path / "first", "train.steps = 8", *all_of_them)
+    borrowed = f"Work.experience = {str(tmp_path / 'first' / 'checkpoint-8')!r}"
     with pytest.raises(
-        ValueError, match=re.escape(f"its run stored failures too (ReplayMixer.store_rule = {rule}), which this")
+        ValueError,
+        match=re.escape("its run stored failures too, which this one (ReplayMixer.store_rule = @Successes()"),
     ):
         go(warm_model, tmp_path / "second", "train.steps = 1", borrowed)
-    state = tmp_path / "first" / "checkpoint-2" / "trainer" / "state.json"
+    state = tmp_path / "first" / "checkpoint-8" / "trainer" / "state.json"
     renamed = state.read_text().replace("ReplayMixer.store_rule", "ReplayMixer.stores")  # as in a run of 0.1
     state.write_text(renamed)
     with pytest.raises(ValueError, match="its run stored failures too"):
         go(warm_model, tmp_path / "older", "train.steps = 1", borrowed)
+    alone = tmp_path / "alone"  # without the state that says what its run stored
+    shutil.copytree(tmp_path / "first" / "checkpoint-8" / "replay", alone)
+    with pytest.raises(ValueError, match="its run stored failures too"):
+        go(warm_model, tmp_path / "copied", "train.steps = 1", f"Work.experience = {str(alone)!r}")
     state.write_text(renamed.replace("ReplayMixer.stores", "ReplayMixer.store_rule"))
+    with pytest.raises(ValueError, match=r"longer than Sampling\.max_response_tokens = 9; raise that"):
+        go(warm_model, tmp_path / "short", "train.steps = 1", "MAX_RESPONSE_TOKENS = 9", *all_of_them, borrowed)
     go(warm_model, tmp_path / "third", "train.steps = 1", "train.seed = 1", *all_of_them, borrowed)
     assert rows(tmp_path / "third")[1]["replay/actual_share"] > 0
 
