@@ -94,7 +94,7 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     under_way = (
         "what has arrived is saved, what is under way is asked again"
         if arguments.engine == "openai"
-        else ("responses under way are finished and saved")
+        else "responses under way are finished and saved"
     )
     with StopRequest(f"{under_way}, then the evaluation ends") as stop:
         results = evaluate(plan, out, engine, stop)

@@ -191,6 +191,12 @@ def test_what_goes_by_the_sum_is_refused_with_advantages_of_each(more, warm_mode
         train_small(warm_model, tmp_path / "run", *bindings)
 
 
+def test_an_environment_that_grades_leaves_no_rewards_unread(warm_model, tmp_path):
+    bindings = ["Environment.path = 'chain_calculator.py'", "Environment.stop = ('=',)"]
+    with pytest.raises(ValueError, match=r"\.rewards and \.function need Environment\.reward = 'verifier'"):
+        train_small(warm_model, tmp_path / "run", *bindings, "Verifier.rewards = {'modular_chain': 1.0}")
+
+
 def test_a_function_that_takes_one_response_cannot_get_a_batch(functions):
     verifier = Verifier("function", f"{functions}:polite", gets="batch")
     with pytest.raises(GradingError, match="takes one response at a time"):
