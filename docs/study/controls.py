@@ -171,13 +171,13 @@ def _test(
     if missing := [key for key in needed if key not in found]:
         return [f"{len(missing)} of {len(needed)} report runs are missing: {_names(missing)}"]
     said = []
-    for arm in (method, *(arm for arm in rates if arm not in (method, control))):
-        if not all((arm, rates[arm], seed) in found for seed in CONFIRMED):
-            continue
-        tokens, of_arm, of_control = _pairs((arm, control), rates, found)
-        gains = [one - other for one, other in zip(of_arm, of_control, strict=True)]
-        means = " and ".join(f"{np.mean(values):.3f}" for values in (of_arm, of_control))
-        tested = f"exact p {p_value(float(sign_flip(gains)))}" if arm == method else f"described: {arm} and {control}"
+    others = [arm for arm in rates if arm not in (method, control)]
+    others = [arm for arm in others if all((arm, rates[arm], seed) in found for seed in CONFIRMED)]
+    for one, other in ((method, control), *((ours, arm) for arm in others for ours in (method, control))):
+        tokens, *of_both = _pairs((one, other), rates, found)
+        gains = [ours - theirs for ours, theirs in zip(*of_both, strict=True)]
+        means = " and ".join(f"{np.mean(values):.3f}" for values in of_both)
+        tested = f"exact p {p_value(float(sign_flip(gains)))}" if other == control else f"described: {one} and {other}"
         said.append(f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {means}, {shown(mean(gains))}, {tested}")
     if not twice:
         return said

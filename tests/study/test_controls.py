@@ -65,9 +65,11 @@ def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test
     for seed in controls.CONFIRMED:  # another arm that has its report runs is described
         made += rows(controls, "on_policy_k8", "1e-4", seed, 0.2 if seed < 17 else 0.1, 50.0)
     bed.file.write_text(csv_text(controls.HEAD, made))
-    *_, described, missing = controls.answer(bed)
-    assert described.startswith("at 50 tokens, 8 seeds: 0.188 and 0.109, +0.079 [")
-    assert described.endswith("described: on_policy_k8 and asked_again_k4")
+    *_, of_method, of_control, missing = controls.answer(bed)
+    assert of_method.startswith("at 50 tokens, 8 seeds: 0.250 and 0.188, +0.062 [")
+    assert of_method.endswith("described: method and on_policy_k8")
+    assert of_control.startswith("at 50 tokens, 8 seeds: 0.109 and 0.188, -0.079 [")
+    assert of_control.endswith("described: asked_again_k4 and on_policy_k8")
     for seed in controls.CONFIRMED:
         made += rows(controls, "method_twice", "1e-4", seed, 0.6, 200.0)
         made += rows(controls, "asked_again_k4_twice", "1e-4", seed, 0.7, 200.0)
