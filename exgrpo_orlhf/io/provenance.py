@@ -34,6 +34,11 @@ def versions() -> dict[str, str]:
     return versions
 
 
+def host_bytes() -> int:
+    """Main memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def hardware() -> dict[str, Any]:
     import torch
 
@@ -43,7 +48,7 @@ def hardware() -> dict[str, Any]:
         "system": platform.platform(),
         "cpu": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
-        "gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "gib": round(host_bytes() / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
 

@@ -16,6 +16,7 @@ from ..engines.openrlhf import estimates
 from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
 from ..io.progress import duration
+from ..io.provenance import host_bytes
 from ..replay.store_rule import AllFinished
 
 
@@ -50,7 +51,7 @@ def _local_memory(experiment: Experiment) -> float:
             return math.inf
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return host_bytes()
 
 
 def _local_time(experiment: Experiment, parameters: int) -> Iterator[str]:

@@ -21,6 +21,7 @@ from ..engines.openrlhf.launch import wrong_python
 from ..engines.openrlhf.stack import version
 from ..engines.openrlhf.worker_environment import wrong_arch_list
 from ..experiment import Experiment
+from ..io.provenance import host_bytes
 from .finding import PACKAGES, Finding, judged
 
 # The oldest driver for each major version of CUDA (NVIDIA's table of CUDA compatibility).
@@ -151,7 +152,7 @@ def driver(compute: bool = True) -> Finding:
 
 def memory(experiment: Experiment, config: PretrainedConfig | None) -> Finding:
     """The estimated sum of the layout, against the smallest GPU and the memory of this machine."""
-    total, host = gpu_bytes(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total, host = gpu_bytes(), host_bytes()
     if total is None or config is None:
         return Finding("memory", "skipped", "no GPU here" if total is None else "the model's size is not known")
     sums = memory_of(experiment, config, total)

@@ -115,6 +115,7 @@ def test_killed_during_a_save_and_resumed_equals_a_straight_run(straight, warm_m
 def test_a_signal_finishes_the_step_saves_and_a_resumed_run_equals_a_straight_one(
     number, straight, warm_model, tmp_path
 ):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started with nohup
     run = tmp_path / "run"
     process = start_process(warm_model, MIXED_PHASE, run)
     wait_for(process, lambda: steps_done(run) >= 3)
