@@ -6,6 +6,7 @@ other texts are scored in the sandbox, in a process of their own, which takes a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..sandbox import sandbox
 from .reasoning_gym import SOURCE, entries_of, entry_of
 
 _PARTS = ("(", "for", "__")  # [0 for x.y in z] assigns
+_NAMES = re.compile(r"\b(?:entry|oracle_answer|valid_solutions)\b")  # of checkers, which hold the answer
 _FOLDERS = [str(Path(module.__path__[0]).parent) for module in (reasoning_gym, sympy)]
 _LONGEST = 3600.0  # seconds; the pool's limit ends this process and the sandbox before
 
@@ -47,6 +49,8 @@ def grade(answer: Answer, success_at: float = 1.0, memory: int = 1024) -> Grade:
     text = extract_answer(answer.response)
     if text is None:
         return Grade("no_answer", 0.0)
+    if _NAMES.search(text) and text != entry["answer"]:
+        return Grade("wrong", 0.0, extracted=text)
 
     def score() -> float:
         return float(entries.score_answer(text, entry))

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ..io.stopping import described
 from .fork_server import CONTENT
-from .parent import end_with_parent
+from .parent import adopt_orphans, children, end_with_parent
 from .user_file import UserFileError
 
 _OUT_OF_MEMORY = 101  # exit status
@@ -71,11 +71,18 @@ def main() -> None:
     finally:
         for child in by_fd.values():
             _kill(child.pid)
+        for pid in {child.pid for child in by_fd.values()}:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        if by_fd:
+            _end_orphans(set())
 
 
 def _fork_workers(control: socket.socket, by_fd: dict[int, _Child], owner: str, serve: Any) -> None:
     """by_fd: the workers, each under its process's descriptor and its socket's"""
     me = os.getpid()
+    adopt_orphans()
+    own = children()  # of what was loaded
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
@@ -89,6 +96,7 @@ def _fork_workers(control: socket.socket, by_fd: dict[int, _Child], owner: str, 
                     with contextlib.suppress(KeyError):
                         poll.unregister(child.socket)
                     _reap(child, owner)
+                    _end_orphans(own | {child.pid for child in by_fd.values()})
         # New ones come last: a descriptor of theirs may be one of `ready` that has just been closed.
         if control.fileno() in ready:
             message, fds, *_ = socket.recv_fds(control, 1, 2, socket.MSG_CMSG_CLOEXEC)
@@ -107,6 +115,7 @@ def _fork_workers(control: socket.socket, by_fd: dict[int, _Child], owner: str, 
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     os.setpgid(0, 0)
                     end_with_parent(me)
+                    adopt_orphans()
                     control.close()
                     for fd, child in by_fd.items():
                         os.close(fd)
@@ -127,6 +136,14 @@ def _kill(pid: int) -> None:
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(OSError):
             kill(pid, signal.SIGKILL)
+
+
+def _end_orphans(known: set[int]) -> None:
+    """Kill and reap what ended workers have started in sessions of their own, and what that has started."""
+    while orphans := children() - known:
+        for pid in orphans:
+            _kill(pid)
+            os.waitpid(pid, 0)
 
 
 def _reap(child: _Child, owner: str) -> None:

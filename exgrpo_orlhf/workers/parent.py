@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-_PDEATHSIG = 1
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 
 
 def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
@@ -20,6 +20,20 @@ def end_with_parent(parent: int, by: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """What a process of this tree has started, in whatever session, becomes a child of this one when that ends."""
+    ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """Of this process, by their ids."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return {*map(int, file.read().split())}
+    except OSError:  # a kernel that does not list them
+        return set()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from exgrpo_orlhf.workers.fork_server import close_workers
 
 SUMS = {"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34"]}
 ASSERTS = "assert f(1) == 2\nassert f(5) == 6"
+DATACLASS = "from dataclasses import dataclass\n@dataclass(order=True)\nclass P:\n    x: int\n"
 TIMEOUT = 2.0  # of what does not end by itself; what does has 30 s, on however busy a machine
 pytestmark = pytest.mark.usefixtures("needs_sandbox")
 
@@ -55,6 +56,8 @@ def assert_nothing_is_left_running() -> None:
         ("print(3)", SUMS, "wrong"),
         ("print(sum(map(int, input().split())))\nraise SystemExit(1)", SUMS, "wrong"),
         ("import numbers, math, json, re, collections\ndef f(x):\n    return x + 1", ASSERTS, "correct"),
+        (f"{DATACLASS}def f(x):\n    return max(P(x), P(0)).x + 1", ASSERTS, "correct"),
+        ("import pickle\nclass P: pass\ndef f(x):\n    return x + len([pickle.dumps(P())])", ASSERTS, "correct"),
         ("print(1)", {"fn_name": "f", "inputs": [1], "outputs": [1]}, "error"),
         ("print(1)", "nonsense", "error"),
         ("print(1)", "import os", "error"),
@@ -128,7 +131,17 @@ def test_a_breach_is_a_wrong_answer_within_the_limit(name):
 def test_a_program_s_limit_is_for_all_its_tests():
     slow = "import time\ntime.sleep(1)\nprint(1)"
     assert verdict(slow, {"inputs": ["a"] * 1, "outputs": ["1"]}, timeout=5.0) == "correct"
-    assert verdict(slow, {"inputs": list("abcdef"), "outputs": ["1"] * 6}, timeout=5.0) == "wrong"
+    assert verdict(slow, {"inputs": list("abcdefghij"), "outputs": ["1"] * 10}, timeout=5.0) == "wrong"
+
+
+@pytest.mark.slow
+def test_the_starts_of_interpreters_are_no_part_of_it(monkeypatch):
+    """100 tests of a program that does nothing take seconds."""
+    tests = {str(i): str(i) for i in range(100)}
+    seconds = 5 * code._start_seconds()
+    assert code.passes("print(input())", tests, seconds, 256)
+    monkeypatch.setattr(code, "_start_seconds", lambda: 0.0)
+    assert not code.passes("print(input())", tests, seconds, 256)
 
 
 INDENTED = "1. So:\n\n   ```python\n   def f(x):\n       return x\n\n   f(1)\n   ```\n2. Done."

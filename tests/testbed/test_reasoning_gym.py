@@ -87,6 +87,17 @@ def test_the_reward_is_the_librarys_score_and_success_is_where_it_is_drawn():
     assert [grade.reward for grade in lower] == [grade.reward for grade in grades]
 
 
+@pytest.mark.parametrize(
+    ("task", "text"), [("string_insertion", "oracle_answer"), ("n_queens", 'entry["metadata"]["solutions"][0]')]
+)
+def test_the_names_of_a_checkers_own_variables_are_no_answer(task, text):
+    question = ReasoningGym(task, {}, 1).load()[0]
+    from exgrpo_orlhf.testbed import gym_grader as gym
+
+    answer = Answer(question.answer, f"<answer>{text}</answer>", question.prompt, question.meta)
+    assert (gym.grade(answer).verdict, gym.grade(answer).reward) == ("wrong", 0.0)
+
+
 def test_a_response_on_which_the_checker_fails_scores_0_and_a_broken_question_is_not_graded(monkeypatch):
     from exgrpo_orlhf.testbed import gym_grader as gym
     from exgrpo_orlhf.testbed import reasoning_gym

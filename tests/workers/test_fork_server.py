@@ -8,18 +8,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from signal import SIGKILL
 
+import psutil
 import pytest
 from run_builders import wait_until
 
 from exgrpo_orlhf.workers.fork_server import CallFailed, ForkServer, NotLoaded
 
 FILE = """
-import time
+import subprocess, time
 def load(settings):
     time.sleep(settings["sleep"])
     return "loaded", answer
 def answer(call):
     if call == "raise": raise KeyError("why")
+    if call == "begin": return [subprocess.Popen(["sleep", "600"], start_new_session=own).pid for own in (0, 1)]
     time.sleep(call)
     return call
 """
@@ -62,6 +64,20 @@ def test_each_of_several_calls_has_its_limit_and_a_failed_one_drops_those_behind
     assert late.reply(60) == 0.0
     with pytest.raises(CallFailed, match=r"^no answer within 0.5 s \(Game.timeout\)$"):
         late.reply(0.5)
+
+
+def test_what_a_worker_has_started_ends_with_it_in_whatever_session_and_that_of_others_goes_on(make):
+    server = make()
+    first, second = server.worker(), server.worker()
+    started = []
+    for worker in (first, second):
+        ask(worker, "begin")
+        started += worker.reply(60)
+    first.close()
+    wait_until(lambda: not any(map(psutil.pid_exists, started[:2])), seconds=60)
+    assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in started[2:])
+    server.close()
+    wait_until(lambda: not any(map(psutil.pid_exists, started)), seconds=60)
 
 
 def test_a_killed_server_costs_the_calls_under_way_and_the_next_worker_is_another_ones(make):

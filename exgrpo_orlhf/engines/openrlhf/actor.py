@@ -17,7 +17,6 @@ import torch
 from openrlhf.models import Actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer, PolicyModelActor
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM
 
 from ...io import tokenizer_file
 from ...io.files import Files, record
@@ -233,11 +232,6 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         )
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         PromptEncoder(experiment.prompts, self.tokenizer)  # which gives it the chat template that is saved with it
-        if self.ema_model and strategy.args.ckpt.load_enable:  # OpenRLHF would restart it from the initial model
-            saved = AutoModelForCausalLM.from_pretrained(
-                strategy.args.ckpt.path, dtype="auto", trust_remote_code=False
-            ).state_dict()
-            strategy._unwrap_model(self.ema_model).load_state_dict(saved)
         self.copies = {name: FrozenCopy(self.actor.model.module) for name in experiment.copies}
         if strategy.args.ckpt.load_enable:
             self._load_copies(Path(strategy.args.ckpt.path) / COPIES)
@@ -335,8 +329,7 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
                 written[-1].parent.mkdir(exist_ok=True)
                 kept.save(written[-1])
         if self.actor.adapter is None:
-            average = self.strategy.args.train.enable_ema
-            self.strategy.save_model(self.ema_model if average else self.actor, self.tokenizer, folder)
+            self.strategy.save_model(self.actor, self.tokenizer, folder)
         else:
             state = self.actor.adapter.merged_state(keep=first)
             self.actor.adapter.save(Path(folder) / FOLDER, write=first)

@@ -89,7 +89,7 @@ def _train_without_compiled_kernels(module: Any) -> None:
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     strategy = module.DeepspeedStrategy
-    get_ds_train_config, moving_average = strategy.get_ds_train_config, strategy.moving_average
+    get_ds_train_config = strategy.get_ds_train_config
 
     def with_torch_adam(self: Any, optim_dict: dict[str, Any] | None = None, **rest: Any) -> dict[str, Any]:
         if optim_dict is not None and optim_dict["type"] == "AdamW":
@@ -101,10 +101,7 @@ def _train_without_compiled_kernels(module: Any) -> None:
         config["zero_optimization"]["stage3_allgather_sequential"] = True
         return config
 
-    def on_cpu(self: Any, model: Any, model_ema: Any, beta: float, device: str) -> None:
-        moving_average(self, model, model_ema, beta, "cpu")  # the actor's trainer asks for "cuda"
-
-    strategy.get_ds_train_config, strategy.moving_average = with_torch_adam, on_cpu
+    strategy.get_ds_train_config = with_torch_adam
 
 
 class _GlooGroup:

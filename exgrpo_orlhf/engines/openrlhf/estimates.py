@@ -99,8 +99,6 @@ def memory_of(experiment: Experiment, config: PretrainedConfig, total: float) ->
         beside["the reference model"] = 0.0 if flags.get("ref.offload") and stage == 3 else weights
     for name in experiment.copies:
         beside[f"the copy of the {name} policy"] = 2 * trained / (ranks if stage == 3 else 1)
-    if flags.get("train.enable_ema"):
-        beside["the average (train.enable_ema)"] = 2 * parameters
     engine = total * flags.get("vllm.gpu_memory_utilization", 0.95)
     engine_gpus = flags.get("vllm.tensor_parallel_size", 1)
     engine_weights = 2 * parameters / engine_gpus

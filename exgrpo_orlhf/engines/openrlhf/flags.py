@@ -79,14 +79,14 @@ EXECUTION = (
 
 # The flags that are passed on, by what they take.
 _BY_KIND: dict[Any, str] = {
-    bool: "ref.offload train.colocate_actor_ref train.colocate_all train.dynamic_batch_enable train.enable_ema "
+    bool: "ref.offload train.colocate_actor_ref train.colocate_all train.dynamic_batch_enable "
     "train.full_determinism_enable vllm.sync_with_ray vllm.enable_prefix_caching vllm.enforce_eager vllm.enable_sleep "
     "ds.adam_offload ds.overlap_comm ds.packing_samples ds.enable_sleep actor.gradient_checkpointing_enable "
     "actor.gradient_checkpointing_reentrant",
     int: "actor.num_nodes actor.num_gpus_per_node ref.num_nodes ref.num_gpus_per_node train.micro_batch_size "
     "train.max_tokens_per_gpu rollout.micro_batch_size rollout.max_tokens_per_gpu vllm.num_engines "
     "vllm.tensor_parallel_size ds.zero_stage",
-    float: "train.ema_beta vllm.gpu_memory_utilization actor.adam.eps actor.aux_loss_coef",
+    float: "vllm.gpu_memory_utilization actor.adam.eps actor.aux_loss_coef",
     str: "vllm.sync_backend ds.param_dtype ds.attn_implementation ds.grad_accum_dtype ds.experts_implementation "
     "algo.advantage.is_correction_level algo.advantage.is_correction_mode algo.advantage.is_correction_gating",
     float | tuple | list: "algo.advantage.is_correction_threshold",
@@ -96,6 +96,9 @@ PASSED_ON = {flag: kind for kind, named in _BY_KIND.items() for flag in named.sp
 # Patterns are shell patterns. What a binding decides is not refused, though a pattern matches it (reward.remote_url).
 REFUSED = {
     "train.partial_rollout_enable": "a response of two policies has no behaviour log-probs of one",
+    "train.enable_ema": "the average is kept in bfloat16, where small steps are rounded away: it would be mostly the "
+    "initial model",
+    "train.ema_beta": "see train.enable_ema",
     "train.agent_func_path": "the same file is played with Environment.path, on both engines",
     "rollout.top_p": "a filtered distribution is not the policy whose log-probs the importance weights divide by",
     "algo.dynamic_filtering_*": "it would judge fresh rollouts alone, before the stored success joins its group; "
@@ -226,7 +229,7 @@ def _check_layout(experiment: Experiment, flags: Mapping[str, Any]) -> None:
             not flags.get(flag) or flags.get("train.colocate_all", False),
             f"OpenRLHF.flags: {flag} needs train.colocate_all: nothing else uses that memory otherwise",
         )
-    stage, dtype, average = flags.get("ds.zero_stage", 2), flags.get("ds.param_dtype", "bf16"), "train.enable_ema"
+    stage, dtype = flags.get("ds.zero_stage", 2), flags.get("ds.param_dtype", "bf16")
     require(stage <= 3, f"OpenRLHF.flags: ds.zero_stage must be 1, 2 or 3, got {stage}")
     require(dtype == "bf16", f"OpenRLHF.flags: ds.param_dtype must be bf16, as vLLM is, got {dtype!r}")
     adding, offloads = flags.get("ds.grad_accum_dtype", "bf16"), flags.get("ds.adam_offload", False)
@@ -236,15 +239,6 @@ def _check_layout(experiment: Experiment, flags: Mapping[str, Any]) -> None:
         f"OpenRLHF.flags: ds.grad_accum_dtype = 'fp32' with ds.zero_stage = {stage}: DeepSpeed would "
         + ("add gradients up in bfloat16 all the same" if stage == 2 else "make steps that nothing can check or skip")
         + "; use ds.zero_stage = 3, or leave the flag out",
-    )
-    require(
-        not flags.get(average) or stage != 3,
-        f"OpenRLHF.flags: {average} with ds.zero_stage = 3: OpenRLHF's average would never move, because DeepSpeed "
-        "throws away what is written into gathered parameters; use ds.zero_stage = 2",
-    )
-    require(
-        not flags.get(average) or experiment.lora.rank is None,
-        f"OpenRLHF.flags: {average} cannot be used with LoRA.rank: OpenRLHF would average a model that has no adapter",
     )
 
 

@@ -211,6 +211,9 @@ def _check_model(experiment: Experiment, model_path: str) -> None:
         raise LaunchError(
             f"{model_path} has dropout or router noise ({', '.join(random)}); set it to 0 in its config.json"
         )
+    flags = experiment.openrlhf.all_flags() if experiment.openrlhf else {}
+    if flags.get("actor.aux_loss_coef") and "output_router_logits" not in settings:
+        raise LaunchError(f"OpenRLHF.flags: actor.aux_loss_coef balances experts, and {model_path} has none")
     if wrong := too_few_positions(config, estimates.longest_sequence(experiment), model_path):
         raise LaunchError(wrong)
     if experiment.lora.rank is not None:

@@ -94,7 +94,7 @@ CONTRACT = [
     (f"{STEPS}.ppo_train", "pbar, self.strategy, self.strategy.accumulated_gradient, lambda e: e.action_mask"),
     (f"{STEPS}.ppo_train", "self.training_step(experience, kl_ctl, step, loss_batch_info)"),
     (INIT, "actor = Actor( | self.trainer = ActorPPOTrainer( | temperature=strategy.args.rollout.temperature"),
-    (INIT, "self.actor, self.actor_optim, self.actor_scheduler = | self.ema_model = | self.tokenizer ="),
+    (INIT, "self.actor, self.actor_optim, self.actor_scheduler = | self.tokenizer ="),
     (INIT, 'ckpt_path = os.path.join(args.ckpt.path, "_actor")'),
     (INIT, "if args.ckpt.load_enable and os.path.exists(ckpt_path): | self.checkpoint_states = states"),
     (f"{POLICY}.fit", "self.trainer.ppo_train(kl_ctl) | self.trainer.replay_buffer.clear()"),

@@ -78,10 +78,6 @@ def test_the_hours_are_those_that_were_made_by_hand(gpu, total, days):
         ("8gpu", [], {}, QWEN_7B, None),
         ("8gpu", [KL], {}, QWEN_7B, "the reference model"),
         ("8gpu", [KL], {"vllm.gpu_memory_utilization": 0.45}, QWEN_7B, None),
-        ("8gpu", [], {"train.enable_ema": True}, QWEN_7B, "train.enable_ema"),
-        ("8gpu", [], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, None),
-        ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.45}, QWEN_7B, "train.enable_ema"),
-        ("8gpu", [KL], {"train.enable_ema": True, "vllm.gpu_memory_utilization": 0.35}, QWEN_7B, None),
         ("8gpu", [KL, CONVEX], {"vllm.gpu_memory_utilization": 0.45}, QWEN_7B, "the copy of the preceding policy"),
         ("8gpu", [KL, CONVEX], {"vllm.gpu_memory_utilization": 0.3}, QWEN_7B, None),
         ("8gpu", [KL, CONVEX, "LoRA.rank = 16"], {}, QWEN_7B, None),  # the adapter's alone
@@ -89,7 +85,6 @@ def test_the_hours_are_those_that_were_made_by_hand(gpu, total, days):
         ("8gpu", [], {"ds.enable_sleep": False, "vllm.gpu_memory_utilization": 0.7}, QWEN_7B, "the optimiser, awake"),
         ("multinode", [], {}, QWEN_7B, None),
         ("multinode", [KL], {}, QWEN_7B, "the reference model"),
-        ("1gpu", [KL], {"train.enable_ema": True}, QWEN_1B, None),
         ("1gpu", [], {"vllm.gpu_memory_utilization": 0.95}, QWEN_1B, "at most 0.9"),
         ("8gpu", [KL], APART, QWEN_7B, None),  # nothing is shared
     ],

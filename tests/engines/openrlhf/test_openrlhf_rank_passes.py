@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import openrlhf_on_cpu  # noqa: F401
 import pytest
-import ray
 import torch
 from engine_builders import K, sampled_batch
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
-from openrlhf_actor import actor_weights, experience_of, fit, make_actor
-from run_builders import small_bindings
+from openrlhf_actor import experience_of, fit, make_actor
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.engines.openrlhf import universal
@@ -23,7 +20,6 @@ from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.rank_passes import passes_by_rank
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.sampling import StepSeed
-from exgrpo_orlhf.training.run import train
 
 pytestmark = pytest.mark.openrlhf
 
@@ -106,49 +102,6 @@ def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_
     assert seeds[0] == int(np.random.SeedSequence([0, 4, 1, 0]).generate_state(1)[0]) >> 1, "as it always was"
 
 
-def test_the_average_of_the_weights_goes_on_where_it_was_saved(warm_model, tmp_path):
-    """OpenRLHF's own would restart from the initial model."""
-    flags = {"train.enable_ema": True, "train.ema_beta": 0.5}
-    make = partial(make_actor, warm_model, "Optimizer.learning_rate = 1e-2", **flags)
-    batch = sampled_batch(warm_model)
-    first = make()
-    start = average(first)
-    fit(first, batch)
-    folder = tmp_path / "checkpoint-1"
-    folder.mkdir()
-    first.save_state(str(folder), 1)
-    second = make(resume=folder)
-    assert second.get_checkpoint_states()["global_step"] == 1
-    assert torch.equal(actor_weights(second), actor_weights(first))
-    assert not torch.equal(average(first), start)
-    assert torch.equal(average(second), average(first))
-
-
-def test_what_a_rank_writes_is_hashed_there_and_damage_is_refused_before_ray_is_started(warm_model, tmp_path):
-    experiment = config.load(["toy.gin", "engines/openrlhf_cpu.gin"], small_bindings(warm_model))
-    actor, hashed = make_actor(warm_model), {}
-
-    def fill(folder):
-        hashed.update(actor.save_state(str(folder), 1))
-        checkpoints.write_state(folder, {"step": 1, "identity": dict(experiment.identity)})
-        return hashed
-
-    saved = checkpoints.save(tmp_path, 1, "an id", fill, keep=1)
-    files = [path for path in (saved / "_actor").rglob("*") if path.is_file()]
-    assert {path.name for path in files if path.suffix != ".pt"} == {"latest", "metric.json", "zero_to_fp32.py"}
-    states = {path.relative_to(saved).as_posix() for path in files if path.suffix == ".pt"}
-    assert len(states) == 2, "of the model and of the optimiser"
-    assert {"model.safetensors", "config.json", "tokenizer.json"} | states <= hashed.keys()
-    for path in [*files, saved / "model.safetensors"]:
-        content = path.read_bytes()
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(checkpoints.UnusableCheckpoint, match=f"{path}: the content is not what was saved"):
-            train(experiment, tmp_path, resume=True, tracking_uri="unused", tags={})
-        path.write_bytes(content)
-    assert checkpoints.to_resume(tmp_path, dict(experiment.identity), name=None, contents=True, base=None) == saved
-    assert not ray.is_initialized()
-
-
 @pytest.mark.slow
 def test_a_checkpoint_becomes_whole_tensors_for_another_number_of_ranks(warm_model, tmp_path):
     actor, saved = make_actor(warm_model), tmp_path / "checkpoint-1"
@@ -176,10 +129,6 @@ def test_a_checkpoint_becomes_whole_tensors_for_another_number_of_ranks(warm_mod
     sizes.num_gpus_per_node = 4
     with pytest.raises(checkpoints.CheckpointError, match="cannot be converted for 4 actors instead of 1:\n"):
         universal.convert(args, saved, tmp_path)
-
-
-def average(actor) -> torch.Tensor:
-    return torch.cat([p.detach().flatten().float().clone() for p in actor.ema_model.model.module.parameters()])
 
 
 def test_flags_of_execution_and_the_number_of_ranks_may_differ_in_a_resumed_run_and_another_stage_is_named(

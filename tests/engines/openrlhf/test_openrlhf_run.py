@@ -182,7 +182,6 @@ def test_two_ranks_and_two_engines_with_packing_dynamic_batches_short_groups_kl_
         "ds.packing_samples": True,
         "train.dynamic_batch_enable": True,
         "train.max_tokens_per_gpu": 128,
-        "train.enable_ema": True,
         "actor.gradient_checkpointing_enable": True,
         "actor.adam.eps": 1e-7,
         "vllm.enable_prefix_caching": True,
