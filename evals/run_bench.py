@@ -72,6 +72,7 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
         _require_model(arguments.model)
     import transformers
 
+    from exgrpo_orlhf.checkpoints import find
     from exgrpo_orlhf.evaluation.bench_run import evaluate
     from exgrpo_orlhf.evaluation.benchmarks import DEFINITIONS, Definitions
     from exgrpo_orlhf.evaluation.results_folder import progress
@@ -90,6 +91,8 @@ def _run(words: list[str], arguments: argparse.Namespace | None = None) -> int:
     plan, engine = _plan(arguments, definitions, names, words)
     name = f"{plan.builder.model.name}-{arguments.suite or '+'.join(names)}"
     out = arguments.out or WORKPLACE / "results" / name
+    if (out / "metrics.jsonl").exists() or find(out):
+        raise ValueError(f"--out {out} is the folder of a training run; give another one")
     logging.info("%d benchmarks, %d questions → %s", len(plan.sets), sum(len(each.rows) for each in plan.sets), out)
     under_way = (
         "what has arrived is saved, what is under way is asked again"

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_orlhf.io import terminal
+from exgrpo_orlhf.io.files import naming
 from exgrpo_orlhf.io.json_lines import read_objects
 
 ADDED = ("verdict", "extracted", "reward", "reason", "rewards", "logs")
@@ -66,7 +67,7 @@ def main() -> int:
         Prompts(thought_tags=tuple(settings.get("thought_tags", ())))  # raises ValueError
         verifier = Verifier(**own, workers=arguments.workers, max_failed_share=1.0)
         settings[CODE] = {name: sha256(file) for name, file in verifier.files.items() if file.is_file()}
-        check(arguments.rows, arguments.out)
+        check(arguments.rows, arguments.out, verifier)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         try:
             with locked(arguments.out, wait=False):
@@ -102,15 +103,22 @@ def summarise(out: Path) -> None:
         print(f"{len(missing)} rows without a reward (abstained or failed), the first {missing[0]}")
 
 
-def check(source: Path, out: Path) -> None:
-    """Raises BadFile for a row that cannot be graded, and for an output that is the input."""
+def check(source: Path, out: Path, verifier: Any) -> None:
+    """Raises BadFile for a row that cannot be graded, for a file without rows, and for an output that is the input."""
+    from exgrpo_orlhf.rewards.kinds import kind_named
+
+    several = verifier.rewards is not None or kind_named(verifier.kind).takes_list
     for written in (out, _settings_of(out)):
         if written.exists() and written.samefile(source):
             raise BadFile(f"{written} is the input itself; give --out another name")
-    taken: set[str] = set()
+    taken, number = set[str](), 0
     for number, row in enumerate(read_objects(source), 1):
         _check_row(f"{source}, line {number}", row)
+        if isinstance(row["gold"], dict) or (isinstance(row["gold"], list) and not several):
+            raise BadFile(f"{source}, line {number}: --kind {verifier.kind} takes one gold, got {row['gold']!r:.80}")
         taken |= row.keys() & {*ADDED}
+    if not number:
+        raise BadFile(f"{source}: it has no rows")
     if taken:
         why = "this script writes these keys, so they are no columns; give a column another name"
         print(f"{source}: {', '.join(sorted(taken))}: {why}", file=sys.stderr)
@@ -133,8 +141,11 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
         counts = Counter(row["verdict"] for row in islice(read_objects(out), earlier))
     if earlier:
         print(f"{out}: {earlier} rows are graded already", file=sys.stderr)
-    rows, tags = islice(read_objects(source), earlier, None), tuple(settings.get("thought_tags", ()))
-    with out.open("ab+") as file:
+    from exgrpo_orlhf.questions.question_files import SpelledFloat
+
+    spelled = read_objects(source, parse_float=SpelledFloat)  # 1.50 stays 1.50, as in training
+    rows, tags = islice(spelled, earlier, None), tuple(settings.get("thought_tags", ()))
+    with naming(out), out.open("ab+") as file:
         file.seek(0)
         # The incomplete line that an earlier run was writing when it ended goes.
         file.truncate(sum(len(line) for line in islice(file, earlier) if line.endswith(b"\n")))

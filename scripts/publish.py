@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -36,6 +37,8 @@ def main() -> int:
     from exgrpo_orlhf.checkpoints.manifest import ManifestError
 
     try:
+        if arguments.license and not re.fullmatch(r"[a-z0-9.+-]+", arguments.license):
+            raise ValueError(f"--license takes the hub's id, such as apache-2.0; got {arguments.license!r}")
         missing = make_folder(arguments.checkpoint.resolve(), arguments.out, arguments.license)
     except (ManifestError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

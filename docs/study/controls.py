@@ -64,7 +64,7 @@ class Bed(NamedTuple):
         return [*config.load_suite(f"docs/study/suites/{self.suite}.gin").variants, *self.more]
 
 
-CONTROLS = Bed("controls", ("method",), LADDER[1:5], twice=True)
+CONTROLS = Bed("controls", ("method",), LADDER[1:5], more=("supervised_k8",), twice=True)
 PREFIXES, FEWER = ("prefixes_k4", "prefixes_k8"), LADDER[1:4]
 BEDS = {
     "controls": CONTROLS,

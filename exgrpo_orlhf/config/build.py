@@ -207,9 +207,8 @@ def _warn_of_no_effect(mixer: ReplayMixer, loss: MixedPolicyLoss, made_at: Mappi
 
 
 def _build(made_at: Mapping[str, str]) -> Experiment:
-    settings, work = _make("train"), _make("Work")
+    settings, work, sampler, buckets = map(_make, ("train", "Work", "QuestionSampler", "DifficultyBuckets"))
     replay_rng, fresh_rng = (np.random.default_rng(np.random.SeedSequence([settings.seed, i])) for i in (1, 2))
-    sampler, buckets = _make("QuestionSampler"), _make("DifficultyBuckets")
     sizes = settings.group_size, settings.questions_per_step
     mixer = _make("ReplayMixer", MixerParts(sampler, buckets, *sizes, replay_rng))
     built = _common_parts(made_at) | _optional_parts(settings.engine, made_at)
@@ -218,6 +217,7 @@ def _build(made_at: Mapping[str, str]) -> Experiment:
         built["buffer"].keep_failures(prefix.failures)
     redact()
     params = flatten(text := gin.operative_config_str())
+    gin_files.warn_of_unused(params, made_at, [variant.__name__ for variant in VARIANTS])
     identity = {n: value for n, value in params.items() if not may_change(n)}
     if built["openrlhf"] is not None:
         identity["OpenRLHF.flags"] = repr(redacted("OpenRLHF.flags", flags.identity(built["openrlhf"])))

@@ -8,7 +8,7 @@ import itertools
 import logging
 import re
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from ..io.redaction import REDACTED, redacted
 
 GIN_FOLDER = PROJECT / "gin"
 log = logging.getLogger(__name__)
+# Classes whose bindings may have no use, or have a line of their own about it.
+_OWN_LINES = ("LocalEngine", "OpenRLHF", "LoRA", "Environment", "Suite", "Reincarnation", "ConvexKL")
 # What says that a run has a model or questions of its own: where nothing but base.gin does, the toy stands in.
 BINDS_A_TASK = re.compile(r"^\s*(Work\.(model|questions)|PretrainedModel\.path|QuestionFile\.path)\s*=", re.M)
 # Settings that were bound under other names, and how to bind them now.
@@ -38,6 +40,28 @@ RENAMED = {
     "ReplayMixer.stores": "ReplayMixer.store_rule: @Successes(), @AboveMean() for 'above_mean', @AllFinished() for "
     "'all'",
 }
+
+
+def warn_of_unused(params: Mapping[str, str], made_at: Mapping[str, str], variants: Collection[str]) -> None:
+    """A line for each class whose bindings, by --set or in a file of the user's own, no reference uses: its data, or
+    its model, would be another's in silence.
+
+    params: what is used; made_at: where each binding was made; variants: classes that have a line of their own
+    """
+    used = {*params, *(name.rpartition("/")[2] for name in params)}
+    unused: dict[str, list[str]] = {}
+    for binding, where in made_at.items():
+        owner = binding.rpartition(".")[0]
+        own = (
+            owner
+            and owner[0] != "%"
+            and owner not in (*variants, *_OWN_LINES)
+            and not where.startswith(("gin/", "docs/"))
+        )
+        if own and binding not in used:
+            unused.setdefault(owner, []).append(f"{binding} ({where})")
+    for owner, bindings in unused.items():
+        log.warning("%s: no effect, because nothing that is used refers to @%s()", ", ".join(bindings[:6]), owner)
 
 
 def find(file: str | Path, included_by: str | None) -> Path:

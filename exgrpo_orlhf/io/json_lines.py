@@ -32,14 +32,29 @@ def read_objects(
         for number, line in enumerate(file, 1):
             if skips_torn and not line.endswith(b"\n"):
                 return
+            if not line.strip():
+                raise ValueError(f"{path}, line {number}: an empty line is no row; remove it")
+            torn = "" if line.endswith(b"\n") else "; the file ends here, was it written to the end?"
             try:
-                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"), **decoding)
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                row = json.loads(text, object_pairs_hook=each_once, **decoding)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not UTF-8; save the file as UTF-8{torn}") from error
             except (ValueError, RecursionError) as error:
-                torn = "" if line.endswith(b"\n") else "; the file ends here, was it written to the end?"
+                torn = "; write that number in quotes" if "integer string conversion" in str(error) else torn
                 raise ValueError(f"{path}, line {number}: not JSON: {error}{torn}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: a row is an object {{…}}, not {row!r:.80}")
             yield row
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for a key with two values, of which json.loads would take the last."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} stands twice in an object")
+    return row
 
 
 class JsonLines:

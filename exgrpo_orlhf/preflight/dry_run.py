@@ -28,6 +28,7 @@ from ..questions.reading import QuestionRecords
 from ..questions.solutions import hides_its_options
 from ..questions.text import plain_text
 from ..records import Question
+from ..training import initial_buffer
 from ..training.load_questions import load_questions
 from ..training.supervised_start import SupervisedModel
 from .likely import likely_wrong
@@ -54,6 +55,9 @@ def dry_run(experiment: Experiment, run: Path) -> int:
         refuse_earlier(run, resume=True)
     except RunFolderError as error:
         problems.append(str(error))
+    with _noted(problems):
+        if experiment.experience:
+            print(f"experience  {initial_buffer.found(experiment)}")
     questions = _questions(experiment, problems)
     model = _model(experiment, problems)
     if model.path is not None and model.config is not None:

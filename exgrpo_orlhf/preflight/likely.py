@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from ..experiment import Experiment
@@ -9,6 +10,10 @@ from ..questions.reading import QuestionRecords
 from ..records import Question
 
 _LONG = 200  # characters of a gold answer, which are rather a worked solution
+# A list that was written as text, or an answer with words around it.
+_NO_GOLD = re.compile(
+    r"""\[['"].*\]$|array\(|<answer>|(?:the\s)?(?:final\s)?answer(?:\sis\b|:)""", re.IGNORECASE | re.DOTALL
+)
 _LARGE, _HIGH = 100e6, 5e-5  # parameters; a rate for all of them. Published runs are at 1e-7 to 1e-5
 _LOW = 5e-6  # a rate for LoRA, which needs about ten times the other (docs/training.md)
 
@@ -31,6 +36,8 @@ def likely_wrong(
         if long > len(golds) / 2:
             counts = f"{long:,} of {len(golds):,}"
             yield f"QuestionFile.answer: {counts} answers have more than {_LONG} characters, as worked solutions do"
+    if odd := next((gold for gold in golds if _NO_GOLD.match(gold)), None):
+        yield f"QuestionFile.answer: an answer is {odd!r:.60}; give the answer alone, several as a list of JSON"
     if experiment.lora.rank is not None and rate < _LOW:
         yield f"Optimizer.learning_rate = {rate:g} with LoRA.rank: LoRA needs about ten times the rate of all weights"
     if experiment.lora.rank is None and parameters is not None and parameters[0] > _LARGE and rate > _HIGH:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..io.json_lines import read_objects
+from ..io.json_lines import each_once, read_objects
 from ..io.paths import WORKPLACE
 from ..records import Question
 from .catalogue import PUBLIC_SETS
@@ -25,12 +25,12 @@ Rows = Iterator[Mapping[str, Any]]
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}  # of CSV, as messages call them
 
 
-class _Decimal(float):
+class SpelledFloat(float):
     """A JSON number that is not whole. Its text is as it is written: 4.50 stays "4.50"."""
 
     text: str
 
-    def __new__(cls, text: str) -> _Decimal:
+    def __new__(cls, text: str) -> SpelledFloat:
         number = super().__new__(cls, text)
         number.text = str(text)
         return number
@@ -144,14 +144,14 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Rows:
 
 def _json_lines(path: Path) -> Rows:
     content = read_bytes(path) if path.suffix == ".gz" else None
-    return read_objects(path, content, parse_float=_Decimal, parse_constant=_refuse_constant)
+    return read_objects(path, content, parse_float=SpelledFloat, parse_constant=_refuse_constant)
 
 
 def _json_rows(path: Path) -> Rows:
     """Of a list of objects, or of one object a line: other tools write both under this suffix."""
     text = read_text(path)
     try:
-        value = json.loads(text, parse_float=_Decimal, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_float=SpelledFloat, parse_constant=_refuse_constant, object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
         if text.lstrip().startswith("["):
             raise ValueError(f"{path}: not JSON: {error}; was it written to the end?") from error

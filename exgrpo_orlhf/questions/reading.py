@@ -116,9 +116,10 @@ class QuestionRecords:
             missing.append((self.source, "source (None: the set's own name)"))
         missing += [(name, "meta") for name in self.meta if name not in present]
         if present and missing:
+            there = ", ".join(name if name == name.strip() else repr(name) for name in present)
             raise ValueError(
-                f"{where}: no column {' and no '.join(repr(name) for name, _ in missing)}, there are "
-                f"{', '.join(present)}; set {' and '.join(f'{self._owner}.{binding}' for _, binding in missing)}"
+                f"{where}: no column {' and no '.join(repr(name) for name, _ in missing)}, there are {there}; "
+                f"set {' and '.join(f'{self._owner}.{binding}' for _, binding in missing)}"
             )
         return chosen["prompt"], chosen["answer"]
 

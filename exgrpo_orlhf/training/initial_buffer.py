@@ -28,19 +28,7 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
     `experiment.buffer` stays empty: the OpenRLHF driver calls this as a check, and then the run itself calls it.
     Raises ValueError for a folder that is no checkpoint, and as `snapshot.load_for_new_run` or `read_experts`.
     """
-    path, buffer = Path(str(experiment.experience)), copy.deepcopy(experiment.buffer)
-    if (path / "replay").is_dir():  # a checkpoint
-        path /= "replay"
-    elif saved := checkpoints.find(path):
-        raise ValueError(
-            f"Work.experience = {str(path)!r} is the folder of a run; give one of its checkpoints, such as "
-            f"{str(path / max(saved.items())[1].name)!r}"
-        )
-    elif path.suffix != ".jsonl" and not (path / "manifest.json").is_file():
-        raise ValueError(
-            f"Work.experience = {str(path)!r} is neither a checkpoint of a run (runs/x/checkpoint-100) nor a .jsonl "
-            "file of expert trajectories"
-        )
+    path, buffer = found(experiment), copy.deepcopy(experiment.buffer)
     if path.suffix != ".jsonl":
         ids = {question.id for question in questions}
         snapshot.load_for_new_run(path, buffer, prompts.fingerprint(), ids)
@@ -53,6 +41,26 @@ def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptE
     stored = _trajectories(buffer)
     _check(experiment, buffer, stored, prompts, path)
     return buffer
+
+
+def found(experiment: Experiment) -> Path:
+    """The folder of a buffer, or the file, that `Work.experience` names. Raises ValueError, FileNotFoundError."""
+    path = Path(str(experiment.experience))
+    if (path / "replay").is_dir():  # a checkpoint
+        path /= "replay"
+    elif saved := checkpoints.find(path):
+        raise ValueError(
+            f"Work.experience = {str(path)!r} is the folder of a run; give one of its checkpoints, such as "
+            f"{str(path / max(saved.items())[1].name)!r}"
+        )
+    elif path.suffix != ".jsonl" and not (path / "manifest.json").is_file():
+        raise ValueError(
+            f"Work.experience = {str(path)!r} is neither a checkpoint of a run (runs/x/checkpoint-100) nor a .jsonl "
+            "file of expert trajectories"
+        )
+    if path.suffix == ".jsonl" and not path.is_file():
+        raise FileNotFoundError(f"Work.experience = {str(path)!r} is not there")
+    return path
 
 
 def _trajectories(buffer: ReplayBuffer) -> list[Trajectory]:

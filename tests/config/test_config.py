@@ -186,6 +186,11 @@ NO_EFFECT = [  # files, bindings, what is said of each that has none
     (["toy.gin"], ["Environment.timeout = 3.0", "Environment.path = 'chain_calculator.py'"], []),
     (["toy.gin"], ["Evaluation.temperature = 0.0", "Evaluation.top_p = 0.9"], ["Evaluation.top_p = 0.9 has no effect"]),
     (["toy.gin"], ["Evaluation.temperature = 0.6", "Evaluation.top_p = 0.9"], []),
+    (["smollm2.gin"], ["QuestionFile.path = 'mine.jsonl'", "QuestionFile.limit = 9"],
+     ["QuestionFile.path (--set \"QuestionFile.path = 'mine.jsonl'\"), QuestionFile.limit (--set 'QuestionFile.limit = "
+      "9'): no effect, because nothing that is used refers to @QuestionFile()"]),
+    (["toy.gin"], ["val/ModularChains.count = 9"], ["nothing that is used refers to @val/ModularChains()"]),
+    (["toy.gin"], ["validation/ModularChains.count = 9", "ModularChains.seed = 3"], []),
     (["toy.gin"], ["Evaluation.temperature = 0.0", "Evaluation.top_p = 1.0"], []),
 ]  # fmt: skip
 
@@ -380,7 +385,8 @@ BAD = [
             ),
         )
     ),
-    ("Verifier.format = 'boxed'\nEnvironment.path = 'x.py'", "Verifier.format needs Environment.reward = 'verifier'"),
+    ("Verifier.format = 'boxed'\nEnvironment.path = 'x.py'",
+     "Verifier.format, .rewards and .function need Environment.reward = 'verifier'"),
     ("Environment.success_at = 0.5\nEnvironment.reward = 'verifier'\nEnvironment.path = 'x.py'",
      "Environment.success_at = 0.5 is read with Environment.reward = 'environment' alone"),
     ("Work.experience = 'experts.jsonl'\nEnvironment.path = 'x.py'",

@@ -186,6 +186,13 @@ def test_a_torn_last_line_is_generated_again_and_a_bad_line_is_named(tmp_path, c
     assert "line 2: row" in chains("--limit", 6, status=2)
 
 
+def test_the_folder_of_a_run_is_no_place_for_results(raw_model, tmp_path, bench):
+    (tmp_path / "metrics.jsonl").touch()
+    error = bench("--model", raw_model, *CHAINS, "--limit", 4, "--out", tmp_path, status=2)
+    assert f"--out {tmp_path} is the folder of a training run" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
 def test_a_folder_of_another_configuration_is_refused_with_the_differences(raw_model, tmp_path, bench, chains):
     chains("--limit", 4)
     before = (tmp_path / "chains" / "samples.jsonl").read_bytes()

@@ -290,6 +290,11 @@ def test_the_local_engine_on_a_gpu_has_hours_that_say_on_which_card_their_figure
     assert "time" not in lines
 
 
+def test_an_experience_that_is_not_there_is_named(dry_run, warm_model):
+    done, _, errors = dry_run(["toy.gin"], [*small_bindings(warm_model), "Work.experience = '/nowhere/experts.jsonl'"])
+    assert (done.returncode, errors) == (2, ["error: Work.experience = '/nowhere/experts.jsonl' is not there"])
+
+
 def test_golds_stand_beside_their_questions_and_lengths_and_likely_mistakes_are_said(dry_run, raw_model, tmp_path):
     rows = [{"question": f"{i}+1{'+0' * 20 * (i % 10 == 5)}=", "answer": i + 1} for i in range(20)]
     (tmp_path / "q.json").write_text(json.dumps(rows))
@@ -321,6 +326,8 @@ def test_golds_stand_beside_their_questions_and_lengths_and_likely_mistakes_are_
         (["A", "B", "C", "12"], [], "Verifier.kind = 'math': 3 of 4 answers are one capital letter; 'choice'"),
         (["x" * 300] * 4, [], "QuestionFile.answer: 4 of 4 answers have more than 200 characters"),
         (["7"] * 4, ["LoRA.rank = 4", "Optimizer.learning_rate = 1e-6"], "with LoRA.rank: LoRA needs about ten times"),
+        (["7", "['7']", "8", "9"], [], "an answer is \"['7']\"; give the answer alone, several as a list of JSON"),
+        (["7", "8", "The answer is 4.", "9"], [], "an answer is 'The answer is 4.'; give the answer alone"),
         (["7"] * 4, [], None),
     ],
 )

@@ -99,7 +99,7 @@ def test_stored_failures_are_not_among_the_correct_responses(warm_model, tmp_pat
 def test_the_last_of_the_judges_words_is_its_verdict(words, tmp_path):
     response = measures.Response("fresh", "1/a/0", 1, "p", "a", "t", Fraction(1, 2), 0.5, True, None, True)
     row = {
-        "key": response.key,
+        "key": response.judged_as,
         "prompt": measures._digest("m", PROMPT),
         "said": f"Not {words[1]}x, {words[1]}: {words[0]}.",
     }
@@ -167,7 +167,7 @@ def test_a_judge_that_was_stopped_is_asked_for_the_rest_only_and_its_verdicts_ar
     assert sum(int(row["valid"]) for row in table) == -(-len(wanted) // 2)
     assert sum(int(row["invalid"]) for row in table) == len(wanted) // 2
     keys = [row["key"] for row in rows(judged)]
-    valid = [one.entropy for one in wanted if keys.index(one.key) % 2 == 0]
+    valid = [one.entropy for one in wanted if keys.index(one.judged_as) % 2 == 0]
     means = sum(float(row["entropy valid"] or 0) * int(row["valid"]) for row in table)
     assert means == pytest.approx(sum(valid))
 
