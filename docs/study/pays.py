@@ -48,9 +48,9 @@ CONTROL = "on_policy"  # how the arms without replay begin
 TOKENS = (0.0, 0.0)
 SHORT, DEAR = "H200, short responses", "generation 60 % of a step"
 PRICES = {SHORT: (0.26 / 1.18, 0.0), DEAR: (0.40 / 0.60, 0.0)}
-# Summed since the run's start, at each evaluation: tokens generated and trained on, optimiser steps; groups, those with
-# a signal; questions, different ones; rows trained on, replayed ones; successes, lucky ones of those that were checked;
-# what `rows_and_pulls` returns
+# Summed since the run's start, at each evaluation: tokens generated and trained on (in each pass), optimiser steps;
+# groups, those with a signal; questions, different ones; rows trained on, replayed ones; successes, lucky ones of those
+# that were checked; what `rows_and_pulls` returns
 SUMS = (
     *("generated", "trained", "updates", "groups", "with_signal", "questions", "different"),
     *("rows", "replayed", "correct", "checked", "lucky", "pull", "pull_replayed"),
@@ -125,9 +125,10 @@ def evaluations(run: Path, experiment: Experiment) -> Iterator[dict[str, Any]]:
             n, length = len(questions["id"]), metrics["rollout/response_tokens"]
             of_rows = rows_and_pulls(experiment, questions, replays, length)
             different.update(questions["id"])
+            passes = optimizer.passes_per_batch if step <= mixed else 1
             sums.update(  # a rollout that gave way to a stored one counts with the mean length
-                trained=(of_rows["rows"] - len(stored)) * length + sum(stored),
-                updates=optimizer.steps_per_batch * (optimizer.passes_per_batch if step <= mixed else 1),
+                trained=((of_rows["rows"] - len(stored)) * length + sum(stored)) * passes,
+                updates=optimizer.steps_per_batch * passes,
                 groups=n,
                 with_signal=metrics["reward/groups_with_signal"] * n,
                 questions=n,
