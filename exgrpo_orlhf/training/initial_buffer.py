@@ -59,7 +59,7 @@ def found(experiment: Experiment) -> Path:
             "file of expert trajectories"
         )
     if path.suffix == ".jsonl" and not path.is_file():
-        raise FileNotFoundError(f"Work.experience = {str(path)!r} is not there")
+        raise FileNotFoundError(f"{path}: no such file (Work.experience)")
     return path
 
 

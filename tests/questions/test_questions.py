@@ -244,7 +244,6 @@ LINES = [  # what a line holds, and what is said of it
     (GOOD + b'{"question": \n', "line 2: not JSON"),
     (GOOD + b"\n" + GOOD, "line 2: an empty line is no row; remove it"),
     (b'{"question": "a", "answer": "0", "answer": "1"}\n', "line 1: not JSON: 'answer' stands twice in an object"),
-    (b'{"question": "a", "answer": ' + b"1" * 5000 + b"}\n", "line 1: not JSON.*write that number in quotes"),
     (GOOD + b"[" * 10**5 + b"]" * 10**5 + b"\n", "line 2: not JSON"),
     (b'{"question": "a", "answer": NaN}\n', "line 1: not JSON: NaN is no JSON number"),
     (b"[1]\n", "line 1: a row is an object"),

@@ -292,7 +292,7 @@ def test_the_local_engine_on_a_gpu_has_hours_that_say_on_which_card_their_figure
 
 def test_an_experience_that_is_not_there_is_named(dry_run, warm_model):
     done, _, errors = dry_run(["toy.gin"], [*small_bindings(warm_model), "Work.experience = '/nowhere/experts.jsonl'"])
-    assert (done.returncode, errors) == (2, ["error: Work.experience = '/nowhere/experts.jsonl' is not there"])
+    assert (done.returncode, errors) == (2, ["error: /nowhere/experts.jsonl: no such file (Work.experience)"])
 
 
 def test_golds_stand_beside_their_questions_and_lengths_and_likely_mistakes_are_said(dry_run, raw_model, tmp_path):
