@@ -130,6 +130,8 @@ def _settings_of(out: Path) -> Path:
 
 def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> Counter[str]:
     """Append the verdicts that `out` lacks. Returns the number of each verdict in it now."""
+    from exgrpo_orlhf.questions.question_files import SpelledFloat
+
     kept, total = _settings_of(out), sum(1 for _ in read_objects(source))
     counts = _done(source, out)
     _keep(settings, kept, out, counts.total())
@@ -141,8 +143,6 @@ def grade(verifier: Any, source: Path, out: Path, settings: dict[str, Any]) -> C
         counts = Counter(row["verdict"] for row in islice(read_objects(out), earlier))
     if earlier:
         print(f"{out}: {earlier} rows are graded already", file=sys.stderr)
-    from exgrpo_orlhf.questions.question_files import SpelledFloat
-
     spelled = read_objects(source, parse_float=SpelledFloat)  # 1.50 stays 1.50, as in training
     rows, tags = islice(spelled, earlier, None), tuple(settings.get("thought_tags", ()))
     with naming(out), out.open("ab+") as file:

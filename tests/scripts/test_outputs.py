@@ -65,6 +65,7 @@ REFUSED = [
     *((name, [*words.split(), "0"], "'0' is not a number of 1 or more") for name, words in (
         ("measure.py", "judge run --concurrency"), ("prepare_data.py", "--samples"), ("ablate.py", "--jobs"))),
     ("compare.py", ["--metric", "m", "--dynamics"], "--dynamics: not allowed with argument --metric"),
+    ("publish.py", ["nowhere", "--out", "card", "--license", "Apache 2"], "--license takes the hub's id, such as"),
     ("prepare_data.py", ["--only", "nothing"], "invalid choice: 'nothing'"),
     ("prepare_data.py", ["--write-clean", "x.jsonl"], "--write-clean"),
     ("prepare_data.py", ["--check-overlap", "a.jsonl"], "a training set and at least one test set"),
