@@ -24,7 +24,7 @@ sys.path.append(str(HERE))
 
 from combined import rows_of  # noqa: E402  (in this folder)
 from document import shown  # noqa: E402
-from pays import CONFIRMED, TUNING, Run, evaluations, smallest_end  # noqa: E402
+from pays import CONFIRMED, TUNING, Run, evaluations, runs_of, smallest_end  # noqa: E402
 
 from exgrpo_orlhf import config  # noqa: E402
 from exgrpo_orlhf.io.files import write  # noqa: E402
@@ -33,6 +33,7 @@ from exgrpo_orlhf.show.seeds import mean, sign_flip  # noqa: E402
 from exgrpo_orlhf.show.tables import NONE, csv_text, first_few, markdown_table, p_value  # noqa: E402
 
 LADDER = ("2.5e-5", "5e-5", "1e-4", "2e-4", "4e-4", "8e-4")  # of rates
+RATE = "Optimizer.learning_rate = "
 TWICE = "_twice"  # how a group's folder, and an arm here, ends whose runs make twice the steps
 HEAD = ("arm", "rate", "seed", "step", "accuracy", "generated")
 
@@ -42,10 +43,11 @@ class Bed(NamedTuple):
 
     suite: its runs are in <suite>_runs.csv
     methods: of its arms, those of which the best is compared with the best of the others
-    rates: of the grid
+    rates: of the grid; empty where the suite binds each arm's
     others: a bed whose arms are among the others, by their runs there
     more: arms that supervised.py runs, of no suite
     twice: whether the two compared arms are described after twice the steps
+    paid: a bed of pays.py whose arms are among the others, by their runs there at the rate that they have there
     """
 
     suite: str
@@ -54,14 +56,22 @@ class Bed(NamedTuple):
     others: Bed | None = None
     more: tuple[str, ...] = ()
     twice: bool = False
+    paid: str | None = None
 
     @property
     def file(self) -> Path:
         return HERE / f"{self.suite}_runs.csv"
 
     @property
-    def arms(self) -> list[str]:
-        return [*config.load_suite(f"docs/study/suites/{self.suite}.gin").variants, *self.more]
+    def grids(self) -> dict[str, tuple[str, ...]]:
+        """The rates of each arm: all of a grid, or the one that is bound."""
+        variants = config.load_suite(f"docs/study/suites/{self.suite}.gin").variants
+        bound = {
+            arm: tuple(each.partition(RATE)[2] for each in given if RATE in each) for arm, given in variants.items()
+        }
+        own = {arm: self.rates or bound[arm] for arm in variants} | dict.fromkeys(self.more, self.rates)
+        paid = {run.arm: (run.rate,) for run in runs_of(self.paid)} if self.paid else {}
+        return own | (self.others.grids if self.others else {}) | paid
 
 
 CONTROLS = Bed("controls", ("method",), LADDER[1:5], more=("supervised_k8",), twice=True)
@@ -70,6 +80,8 @@ BEDS = {
     "controls": CONTROLS,
     "prefixes_rarer": Bed("prefixes_rarer", PREFIXES, FEWER, CONTROLS),
     "prefixes_seldom": Bed("prefixes_seldom", PREFIXES, FEWER),
+    "prefixes_once": Bed("prefixes_once", PREFIXES, (), paid="once"),
+    "prefixes_mostly": Bed("prefixes_mostly", PREFIXES, FEWER),
 }
 
 
@@ -97,8 +109,8 @@ def add(folder: Path, file: Path) -> None:
         if not (run / "config.gin").exists():
             continue
         experiment = config.load([run / "config.gin"])
-        arm, _, rate = run.parent.name.partition("-learning_rate=")
-        arm += TWICE * folder.name.endswith(TWICE)
+        arm = run.parent.name.partition("-learning_rate=")[0] + TWICE * folder.name.endswith(TWICE)
+        rate = next(rate for rate in LADDER if float(rate) == experiment.optimizer.learning_rate)
         key = (arm, rate, experiment.settings.seed)
         if key not in there and (run / "decisions.jsonl").exists():
             measured = [{name: row[name] for name in HEAD[3:]} for row in evaluations(run, experiment)]
@@ -116,15 +128,13 @@ def runs(bed: Bed) -> dict[tuple[str, str, int], Run]:
         accuracy, generated = (np.array([float(row[name]) for row in own]) for name in HEAD[4:])
         sums = {"generated": generated, "trained": generated, "updates": 0}
         found[arm, rate, int(seed)] = Run(arm, rate, int(seed), accuracy, sums)
-    return found | (runs(bed.others) if bed.others else {})
+    paid = {(run.arm, run.rate, run.seed): run for run in (runs_of(bed.paid) if bed.paid else ())}
+    return found | (runs(bed.others) if bed.others else {}) | paid
 
 
 def answer(bed: Bed) -> list[str]:
     """The tuning table; then the test, or which runs it lacks."""
-    grids = {arm: bed.rates for arm in bed.arms} | {
-        arm: bed.others.rates for arm in (bed.others.arms if bed.others else ())
-    }
-    found = runs(bed)
+    grids, found = bed.grids, runs(bed)
     tuned = {key: run for key, run in found.items() if run.seed in TUNING and run.arm in grids}
     wanted = [(arm, rate, seed) for arm, rates in grids.items() for rate in rates for seed in TUNING]
     if not tuned:
@@ -143,7 +153,7 @@ def answer(bed: Bed) -> list[str]:
     best = lambda arm, among: max(
         among, key=lambda rate: np.nan_to_num(levels[arm][rate], nan=-1.0)
     )  # the first of equals
-    if not (missing := [key for key in wanted if key not in tuned]):
+    if not (missing := [key for key in wanted if key not in tuned]) and bed.rates:
         edges = {arm: beyond for arm, rates in grids.items() if (beyond := _beyond(best(arm, rates), rates))}
         wanted += [(arm, rate, seed) for arm, rate in edges.items() for seed in TUNING]
         missing = [key for key in wanted if key not in tuned]
