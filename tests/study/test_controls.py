@@ -34,7 +34,7 @@ def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test
     gain = dict(zip(bed.rates, (-0.2, 0.0, -0.1, -0.2), strict=True))
     made = [
         row
-        for arm in bed.arms
+        for arm in bed.grids
         for rate in bed.rates
         for seed in controls.TUNING
         for row in rows(controls, arm, rate, seed, at_edge.get(arm, {}).get(rate, best.get(arm, 0.3) + gain[rate]))
@@ -81,12 +81,39 @@ def test_a_bed_takes_its_controls_from_another_beds_runs(controls):
     bed = controls.BEDS["prefixes_rarer"]
     level = {"prefixes_k8": 0.5, "method": 0.4}
     for of in (bed, bed.others):
-        grid = [(arm, rate, seed) for arm in of.arms for rate in of.rates for seed in controls.TUNING]
+        grid = [(arm, rate, seed) for arm, rates in of.grids.items() for rate in rates for seed in controls.TUNING]
         made = [rows(controls, *key, level.get(key[0], 0.3) - 0.1 * (key[1] != "1e-4")) for key in grid]
         of.file.write_text(csv_text(controls.HEAD, [row for own in made for row in own]))
     *_, chosen, missing = controls.answer(bed)
     assert chosen == "prefixes_k8 against method, chosen by the tuning seeds"
     assert missing.startswith("16 of 16 report runs are missing: prefixes_k8 1e-4 seed 10")
+
+
+def test_a_bed_with_bound_rates_has_others_of_the_study_and_asks_for_no_rate_beyond(controls, monkeypatch, tmp_path):
+    pays = sys.modules["pays"]
+    monkeypatch.setattr(pays, "FILE", tmp_path / "pays_runs.csv")
+    bed = controls.BEDS["prefixes_once"]
+    paid = [
+        dict.fromkeys(pays.HEAD, 0) | {"bed": of, "arm": arm, "rate": "4e-4", "seed": seed} | row
+        for of, arm, end in (("once", "late", 0.5), ("once", "on_policy_k4", 0.4), ("rare", "best_elsewhere", 0.9))
+        for seed in controls.TUNING
+        for row in [{"step": i, "accuracy": end * i / 3, "generated": 100 * i / 3} for i in range(4)]
+    ]
+    pays.FILE.write_text(csv_text(pays.HEAD, paid))
+    made = []
+    for arm, rate in {
+        "prefixes_k4": "1e-4", "prefixes_k8": "2e-4", "nothing_given_k4": "2e-4",
+        "asked_again_k4": "1e-4", "asked_again_k8": "2e-4",
+    }.items():  # fmt: skip
+        for seed in controls.TUNING:
+            made += rows(controls, arm, rate, seed, 0.3 if arm == "prefixes_k8" else 0.2)
+    bed.file.write_text(csv_text(controls.HEAD, made[:-4]))
+    assert controls.answer(bed)[-1] == "1 of 14 tuning runs are missing: asked_again_k8 2e-4 seed 101"
+    bed.file.write_text(csv_text(controls.HEAD, made))
+    *_, chosen, missing = controls.answer(bed)
+    assert chosen == "prefixes_k8 against late, chosen by the tuning seeds"
+    assert missing.startswith("16 of 16 report runs are missing: prefixes_k8 2e-4 seed 10")
+    assert missing.endswith(" more")
 
 
 def test_a_finished_run_is_added_once_by_its_folders_name_and_an_unfinished_one_is_not(controls, raw_model, tmp_path):
