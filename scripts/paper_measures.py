@@ -77,7 +77,7 @@ class Response:
 def responses(
     run: Path, questions: Iterable[Question], is_correct: Callable[[Trajectory], bool] = lambda _: True
 ) -> list[Response]:
-    """Those of rollouts.jsonl, and those stored in the newest checkpoint where there is one.
+    """Those of rollouts.jsonl that continue nothing, and those stored in the newest checkpoint where there is one.
 
     questions: the run's, for the prompts of stored ones; is_correct: of a stored one, where failures are stored too
     Raises ValueError for a folder without logs, and SnapshotError for a damaged buffer.
@@ -107,7 +107,7 @@ def responses(
         for row in logs.rollouts.rows()
         for group in row["questions"]
         for i, logged in enumerate(group["responses"])
-        if logged["kind"] == "fresh" and (row["step"], group["id"]) in accuracies
+        if logged["kind"] == "fresh" and not logged.get("given") and (row["step"], group["id"]) in accuracies
     ]
     saved = checkpoints.find(run)
     by_id = {question.id: question for question in questions}
@@ -215,8 +215,10 @@ def kept(run: Path, sampling: DynamicSampling, steps_per_batch: int) -> Table:
     counts = []
     for row in DecisionLog(run).decisions.rows():
         table = row["questions"]
-        groups = zip(table.get("as", ()), table.get("correct", ()), table.get("graded", ()), strict=True)
-        in_batch = [(right, total) for kind, right, total in groups if kind != "left_out"]
+        columns = (table.get(name, ()) for name in ("as", "entropy", "correct", "graded"))
+        # A continued group that was left out is logged as continued, and has no entropy.
+        out = lambda kind, entropy: kind == "left_out" or (kind == "continued" and entropy is None)
+        in_batch = [(right, n) for kind, entropy, right, n in zip(*columns, strict=True) if not out(kind, entropy)]
         inside = [sampling.in_range([1.0] * right + [0.0] * (total - right)) for right, total in in_batch]
         counts.append((len(in_batch), sum(inside)))
     if not counts:

@@ -240,7 +240,7 @@ def test_bucket_sizes_are_counts_of_candidates_by_level(replays_unsolved):
     metrics = buffer.metrics(DifficultyBuckets())
     levels = [metrics[f"replay/bucket_{level}"] for level in ("unsolved", "hard", "medium", "easy", "solved")]
     assert levels == [2, 2, 3, 1, 1]
-    assert metrics["replay/candidates"] == (9 if replays_unsolved else 7)
+    assert buffer.n_candidates == (9 if replays_unsolved else 7)
     assert (metrics["replay/trajectories"], metrics["replay/stored_tokens"]) == (9, 45)
     assert metrics["replay/retired"] == 1
 

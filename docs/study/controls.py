@@ -93,7 +93,7 @@ def main() -> int:
     try:
         bed = BEDS[arguments.bed]
         if arguments.add:
-            add(arguments.add, bed.file)
+            add(arguments.add, bed)
         print("\n".join(answer(bed)))
     except (OSError, KeyError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -101,22 +101,26 @@ def main() -> int:
     return 0
 
 
-def add(folder: Path, file: Path) -> None:
-    """Adds the runs that have made all their steps and are not in the file yet."""
-    rows: list[dict[str, Any]] = [*rows_of(file)] if file.exists() else []
+def add(folder: Path, bed: Bed) -> None:
+    """Adds the bed's runs that have made all their steps and are not in its file yet."""
+    if not folder.name.startswith(bed.suite):  # arms of other beds have the same names
+        raise ValueError(f"{folder}: the folder of {bed.suite}'s runs has a name that begins so")
+    rows: list[dict[str, Any]] = [*rows_of(bed.file)] if bed.file.exists() else []
     there = {(row["arm"], row["rate"], int(row["seed"])) for row in rows}
     for run in sorted(folder.glob("*/seed*")):
         if not (run / "config.gin").exists():
             continue
         experiment = config.load([run / "config.gin"])
         arm = run.parent.name.partition("-learning_rate=")[0] + TWICE * folder.name.endswith(TWICE)
-        rate = next(rate for rate in LADDER if float(rate) == experiment.optimizer.learning_rate)
-        key = (arm, rate, experiment.settings.seed)
+        rates = [rate for rate in LADDER if float(rate) == experiment.optimizer.learning_rate]
+        if not rates:
+            raise ValueError(f"{run}: its rate {experiment.optimizer.learning_rate} is none of {', '.join(LADDER)}")
+        key = (arm, rates[0], experiment.settings.seed)
         if key not in there and (run / "decisions.jsonl").exists():
             measured = [{name: row[name] for name in HEAD[3:]} for row in evaluations(run, experiment)]
             rows += [dict(zip(HEAD[:3], key, strict=True)) | row for row in measured]
     rows.sort(key=lambda row: (row["arm"], float(row["rate"]), int(row["seed"]), int(row["step"])))
-    write(file, csv_text(HEAD, rows))
+    write(bed.file, csv_text(HEAD, rows))
 
 
 def runs(bed: Bed) -> dict[tuple[str, str, int], Run]:

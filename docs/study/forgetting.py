@@ -35,7 +35,7 @@ def rows(runs: Path) -> Iterator[dict[str, object]]:
                 table = json.loads(line)["questions"]
                 columns = (table["id"], table["as"], table["graded"], table["correct"])
                 for question, role, graded, correct in zip(*columns, strict=True):
-                    if role == "replayed" or not graded:
+                    if role in ("replayed", "continued") or not graded:
                         continue
                     solved = correct > 0
                     if question in before:

@@ -94,7 +94,8 @@ def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float
         return 0.0
     share = 1.0 if isinstance(mixer.store_rule, AllFinished) or experiment.buffer.failed else correct
     stored = settings.steps * settings.questions_per_step * settings.group_size * share
-    return min(stored * (64 + 8 * tokens), experiment.buffer.max_bytes or math.inf)  # as ReplayBuffer.max_bytes counts
+    pools = 2 if experiment.buffer.failed else 1  # each with ReplayBuffer.max_bytes, which counts so
+    return min(stored * (64 + 8 * tokens), pools * (experiment.buffer.max_bytes or math.inf))
 
 
 def disk_text(experiment: Experiment, checkpoint: float, free: int) -> str:

@@ -120,8 +120,7 @@ class ReplayBuffer:
     def metrics(self, buckets: DifficultyBuckets) -> dict[str, float]:
         """What is stored. `bucket_<level>`: `bucket_sizes`. Limits and retirement: only where bound."""
         metrics: dict[str, float] = {f"replay/bucket_{level}": n for level, n in self.bucket_sizes(buckets).items()}
-        metrics["replay/candidates"], metrics["replay/trajectories"] = self.n_candidates, self.n_trajectories
-        metrics["replay/stored_tokens"] = self.n_tokens
+        metrics["replay/trajectories"], metrics["replay/stored_tokens"] = self.n_trajectories, self.n_tokens
         if self.max_bytes is not None:
             metrics["replay/stored_bytes"] = self.n_bytes
         if self.by_spread:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from fractions import Fraction
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -86,7 +87,7 @@ class ReplayMixer:
         self.sampler, self.buckets, self.rng = parts.sampler, parts.buckets, parts.rng
         self.group_size, self.questions_per_step = parts.group_size, parts.questions_per_step
         self.share = ReplayShare(self.rho, self.rho_end, self.rho_steps, self.start_at_accuracy, self.reincarnation)
-        # By whether what is given is a success: each question's own share, where it has one (`AdaptiveShare`).
+        # By whether what is given is a success: the share of each `GivenShare.key`, where it moves (`AdaptiveShare`).
         self.given_shares: dict[bool, dict[str, float]] = {True: {}, False: {}}
         self.rollouts_per_replayed: int = self.injection.fresh_rollouts(self.group_size)
         largest, count = self.share.largest, self.questions_per_step
@@ -100,6 +101,11 @@ class ReplayMixer:
             f"ReplayMixer.injection = {self.injection} plans no question for replay: ReplayMixer.rho must be 0 and "
             f"ReplayMixer.rho_end 0 or None, got {self.rho!r} and {self.rho_end!r}; @UnlessSolved() with "
             "UnlessSolved.late = @LateInjection() does both",
+        )
+        require(
+            not (self.injection.prefix and self.collects and largest == 1),
+            "ReplayMixer.rho = 1 with @Prefix() would continue the same questions for ever: a continued group stores "
+            "nothing and measures no accuracy; leave some questions plain (0.75), or bind ReplayMixer.collects = False",
         )
         added = self.injection.added_rows
         self.places: int = self.group_size + (added.rows if added else 0)  # of a group, for rows
@@ -191,8 +197,8 @@ class ReplayMixer:
         """The plan of a `Prefix`: how much each planned question is given of the chosen response, which is then the
         first of its `stored`.
 
-        choices: one of each planned question; unusable: ids of those that cannot be continued; room, pieces: as in
-        `Prefix.given`
+        choices: one of each planned question; unusable: ids of those that cannot be continued, which then have none;
+        room, pieces: as in `Prefix.given`
         """
         prefix: Prefix = self.injection.prefix
         stored: dict[Question, list[Trajectory]] = {}
@@ -200,24 +206,30 @@ class ReplayMixer:
         for question in plan.replayed:
             choice = choices[question.id]
             chosen = choice.trajectory
+            own = self.given_shares[chosen.correct].get(prefix.share.key(question.id))
+            share = prefix.share.of_group(own, self.rng)
+            if question.id in unusable:
+                continue
             stored[question] = [chosen, *(one for one in choice.stored if one is not chosen)]
-            share = prefix.share.of_group(self.given_shares[chosen.correct].get(question.id), self.rng)
-            tokens = 0 if question.id in unusable else prefix.given(chosen, share, room, pieces)
-            if tokens:
+            if tokens := prefix.given(chosen, share, room, pieces):
                 given[question.id] = tokens
         return replace(plan, stored=stored, given=given)
 
     def steer(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> None:
-        """Each planned question's share of what it is given moves by the accuracy of its group."""
+        """The shares of what planned questions are given move by the accuracies of their groups, of which each could
+        have been continued and some could be graded."""
         if (prefix := self.injection.prefix) is None:
             return
+        accuracies: dict[tuple[bool, str], list[Fraction]] = {}
         for group in groups:
-            if group.planned_replay:
-                response = choices[group.question.id].trajectory
-                own = self.given_shares[response.correct]
-                moved = prefix.share.moved(own.get(group.question.id), prefix.direction(group, response))
-                if moved is not None:
-                    own[group.question.id] = moved
+            if group.planned_replay and group.question.id in choices and group.accuracy is not None:
+                key = (choices[group.question.id].trajectory.correct, prefix.share.key(group.question.id))
+                accuracies.setdefault(key, []).append(group.accuracy)
+        for (correct, key), of_groups in accuracies.items():
+            own = self.given_shares[correct]
+            direction = prefix.direction(sum(of_groups, Fraction(0)) / len(of_groups), correct)
+            if (moved := prefix.share.moved(own.get(key), direction)) is not None:
+                own[key] = moved
 
     def complete(self, groups: Iterable[RolloutGroup], choices: Mapping[str, Choice]) -> list[CompletedGroup]:
         """The groups with the rows that are trained on (`RolloutGroup.with_stored`).

@@ -86,11 +86,13 @@ class SelectedBatch:
     rounds: int | None
 
     def metrics(self) -> dict[str, float]:
-        """Of all fresh rollouts of the step but those of continued groups, which were given something.
-        `lucky_guess_rate`: correct answers whose reasoning does not hold, left out where the reasoning of none was
+        """Of all fresh rollouts of the step but those of continued groups, which were given something; they count where
+        something went wrong: among those that were cut off and those that could not be graded. `lucky_guess_rate`: correct answers whose reasoning does not hold, left out where the reasoning of none was
         checked."""
         all_groups = [completed for completed in self.all_groups if not completed.group.given]
         rollouts = [rollout for completed in all_groups for rollout in completed.group.rollouts]
+        sampled = [rollout for completed in self.all_groups for rollout in completed.group.rollouts]
+        verdicts = [rollout.grade.verdict for rollout in sampled if rollout.grade is not None]
         grades = [rollout.grade for rollout in rollouts if rollout.grade is not None]
         gradable = [grade for grade in grades if grade.reward is not None]
         soundness = [grade.sound for grade in gradable if grade.correct and grade.sound is not None]
@@ -98,10 +100,10 @@ class SelectedBatch:
             "reward/mean": mean([grade.reward for grade in gradable if grade.reward is not None]),
             "reward/pass_at_1": mean([grade.correct for grade in gradable]),
             "reward/no_answer_share": mean([grade.verdict == "no_answer" for grade in grades]),
-            "reward/timeout_share": mean([grade.verdict == "timeout" for grade in grades]),
-            "reward/error_share": mean([grade.verdict == "error" for grade in grades]),
+            "reward/timeout_share": mean([verdict == "timeout" for verdict in verdicts]),
+            "reward/error_share": mean([verdict == "error" for verdict in verdicts]),
             "rollout/response_tokens": mean([rollout.length for rollout in rollouts]),
-            "rollout/truncated_share": mean([rollout.finish == "length" for rollout in rollouts]),
+            "rollout/truncated_share": mean([rollout.finish == "length" for rollout in sampled]),
         }
         if turns := [rollout.turns for rollout in rollouts if rollout.actions is not None]:
             metrics["rollout/turns"] = mean(turns)

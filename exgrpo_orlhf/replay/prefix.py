@@ -40,11 +40,15 @@ class GivenShare(ABC):
 
     @abstractmethod
     def of_group(self, own: float | None, rng: np.random.Generator) -> float:
-        """The share of a group. own: its question's from `moved`, None before the first"""
+        """The share of a group. own: that of its `key` from `moved`, None before the first"""
+
+    def key(self, question_id: str) -> str:
+        """Of whom the share is that `moved` moves: of the question."""
+        return question_id
 
     def moved(self, own: float | None, direction: int) -> float | None:
-        """The question's next share, after a group; None where questions have none of their own. direction: 1, 0 or −1:
-        more, as much or less is to be given"""
+        """The next share of a key, after a step with its groups; None where there is none. direction: 1, 0 or −1: more,
+        as much or less is to be given"""
         return None
 
 
@@ -90,15 +94,18 @@ class UniformShare(GivenShare):
 
 @dataclass(frozen=True, repr=False)
 class AdaptiveShare(GivenShare):
-    """Each question has its own, which moves towards `Prefix.target` with the accuracy of each of its continued groups.
+    """Each question has its own, which moves towards `Prefix.target` with the accuracy of each of its planned groups.
 
     first: of a question's first group; step: by which it moves; lowest, highest: its bounds
+    shared: all questions have one, which moves once a step by the mean accuracy of the planned groups; successes and
+        failures have one each
     """
 
     first: ShareBelowOne = 0.5
     step: Positive = 0.125
     lowest: ShareBelowOne = 0.0
     highest: ShareBelowOne = 0.875
+    shared: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,6 +122,9 @@ class AdaptiveShare(GivenShare):
     def of_group(self, own: float | None, rng: np.random.Generator) -> float:
         return self.first if own is None else own
 
+    def key(self, question_id: str) -> str:
+        return "" if self.shared else question_id
+
     def moved(self, own: float | None, direction: int) -> float:
         share = self.first if own is None else own
         return min(max(share + direction * self.step, self.lowest), self.highest)
@@ -129,15 +139,15 @@ class Prefix(Injection):
     on was sampled by the policy. A continued group counts for no accuracy, retirement, delayed start or Pass@1, and
     nothing of it is stored. A group that is given nothing is as any other.
 
-    of: 'successes': the beginning of a success is given where the question's latest accuracy is below `target`;
-        'failures': that of a failure where it is above; 'both'
+    of: 'successes': the beginning of a success is given where the question's latest accuracy is below `target` (0 only
+        with ReplayBuffer.replays_unsolved); 'failures': that of a failure where it is above; 'both'
     share: how much of it: `@AdaptiveShare()`, `@UniformShare()` or `@FixedShare()`
     target: the accuracy that continued groups are steered to
     choice: of several stored responses the 'newest', or the one 'selected' by `TrajectorySelector`
     cut: where the given part may end: behind any 'token', or behind the last 'line' or 'sentence' before that, if there
         is one, and else nothing is given. In an episode it ends with a turn
-    failures: kept of each question for 'failures' and 'both', in a pool of their own with the buffer's max_age and
-        max_bytes; the oldest goes first
+    failures: kept of each question for 'failures' and 'both', in a pool of their own with as much max_age and max_bytes
+        as the buffer; the oldest goes first
     """
 
     of: Literal["successes", "failures", "both"] = "successes"
@@ -188,13 +198,11 @@ class Prefix(Injection):
             "follow a response that has ended. Its run had another end token",
         )
 
-    def direction(self, group: RolloutGroup, response: Trajectory) -> int:
-        """1: its group should have been given more of this response, −1: less; 0 of one that could not be graded. A
-        longer success lifts the accuracy, a longer failure lowers it."""
-        if group.accuracy is None:
-            return 0
-        lacks = as_fraction(self.target) - group.accuracy
-        return ((lacks > 0) - (lacks < 0)) * (1 if response.correct else -1)
+    def direction(self, accuracy: Fraction, correct: bool) -> int:
+        """1: more should have been given of the response, −1: less. A longer success lifts the accuracy, a longer failure
+        lowers it. correct: of the response"""
+        lacks = as_fraction(self.target) - accuracy
+        return ((lacks > 0) - (lacks < 0)) * (1 if correct else -1)
 
     def selector(self, bound: TrajectorySelector) -> TrajectorySelector:
         """What chooses the response that is continued. bound: in the run's gin files"""
@@ -215,7 +223,9 @@ class Prefix(Injection):
         return next((n for n in range(most, 0, -1) if self._may_end(texts, n)), 0)
 
     def _may_end(self, texts: Sequence[str], n: int) -> bool:
-        end, goes_on = "".join(texts[max(0, n - 4) : n]), texts[n]
+        if not texts[n - 1]:  # within a character, whose text comes with the last of its up to four tokens
+            return False
+        end, goes_on = "".join(texts[max(0, n - 4) : n]), "".join(texts[n : n + 4])
         if self.cut == "line":
             return end.rstrip(" ").endswith("\n")
         return bool(_SENTENCE.search(end)) and (end[-1:].isspace() or goes_on[:1].isspace() or not goes_on)

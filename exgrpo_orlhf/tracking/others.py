@@ -46,6 +46,7 @@ class OtherTrackers:
             raise ValueError(f"Tracking.also = {settings.also!r}: pip install {' '.join(absent)}")
         self._log, self._project, self._run_name, self._params = log, settings.experiment, run_name, params
         self._file, self._trackers = log.path.with_name(SENT), dict[str, Any]()
+        self._kept = log.last_step  # of a resumed run; the steps behind it are made again
         self._failed: set[str] = set()
         self._sent = dict.fromkeys(settings.also, -1)
         self._noted: dict[str, int] = {}
@@ -96,7 +97,8 @@ class OtherTrackers:
                 before = json.loads(self._file.read_text(encoding="utf-8"))
                 if before["log"] == self._log.identity:  # else of a run that was here before
                     self._noted = {**before["steps"], **self._noted}
-                    self._sent[name] = int(before["steps"].get(name, -1))
+                    if self._sent[name] < 0:
+                        self._sent[name] = min(int(before["steps"].get(name, -1)), self._kept)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{self._file} is damaged; without it all steps are sent again") from error
         sent = self._sent[name]

@@ -51,7 +51,8 @@ _SIGNS = (
 )  # fmt: skip
 _STARVED = (
     "{:.0%} of the questions were replayed instead of {:.0%} (ReplayMixer.rho): too few are candidates. "
-    "replay/bucket_… say where the others are: retired early (RetirementPolicy.at_accuracy), or never solved"
+    "replay/bucket_… say where the others are: retired early (RetirementPolicy.at_accuracy), or never solved; with "
+    "@Prefix() also: at an accuracy that Prefix.target does not take, or without a stored failure (Prefix.of)"
 )
 _NOT_STARTED = (
     "step %d of %d: replay has not started: no batch's Pass@1 has exceeded ReplayMixer.start_at_accuracy = %.3g, the "

@@ -101,7 +101,8 @@ def _check(
     if not mixer.collects and not (planned if mixer.share.largest else stored):
         raise ValueError(
             f"{path}: there is nothing to replay in it, and with ReplayMixer.collects = False there never will be "
-            "(retired questions have no trajectories; those at 0 count with ReplayBuffer.replays_unsolved = True)"
+            "(retired questions have no trajectories; those at 0 count with ReplayBuffer.replays_unsolved = True"
+            f"{'; @Prefix() takes what Prefix.of and Prefix.target say' if mixer.injection.prefix else ''})"
         )
 
 

@@ -228,6 +228,7 @@ class Trainer:
             **mixer.metrics(batch.groups, sample.choices),
             **(added.batch_metrics(batch) if (added := mixer.injection.added_rows) else {}),
             **self.buffer.metrics(mixer.buckets),
+            "replay/candidates": float(sum(map(len, mixer.injection.candidates(self.buffer).values()))),
             **batch_metrics(batch, self.steps, stats.entropies),
             **experiment.loss.replayed_metrics(batch.flat_rows(), stats.policy_logprobs, stats.behaviour_logprobs),
             **stats.metrics,

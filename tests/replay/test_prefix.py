@@ -67,7 +67,8 @@ def test_a_plan_gives_each_question_the_first_tokens_of_its_chosen_response_and_
     unusable = plan.replayed[0].id
     given = mixing.with_given(plan, stored, {unusable}, PAST, lambda one: ["x"] * len(one))
     assert given.given == {plan.replayed[1].id: 2}
-    assert [given.stored[q][0].token_ids.tolist()[1] for q in plan.replayed] == [6, 6], "the chosen one is the first"
+    assert [q.id for q in given.stored] == [plan.replayed[1].id], "no choice, and no share that would move"
+    assert given.stored[plan.replayed[1]][0].token_ids.tolist()[1] == 6, "the chosen one is the first"
     assert given.given_to(plan.replayed[1]).tolist() == given.stored[plan.replayed[1]][0].token_ids[:2].tolist()
     assert not len(given.given_to(plan.replayed[0]))
     assert not len(given.given_to(plan.fresh[0]))
@@ -89,6 +90,7 @@ def test_the_last_token_and_what_leaves_no_room_are_never_given(share, room, giv
 
 
 TEXT = ["So", " 3", ".", "14", ".", " It", " is", '."', "\n", "Then", "", ""]
+SIGNS = ["So", ".", "", "", "🙂", " 7.", "\n", "", "√", "2"]  # a character of three tokens, and one of two
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,12 @@ TEXT = ["So", " 3", ".", "14", ".", " It", " is", '."', "\n", "Then", "", ""]
 def test_a_given_part_ends_where_it_may(cut, most, given):
     response = trajectory(range(2, 2 + len(TEXT)))
     assert Prefix(cut=cut).given(response, most / len(TEXT) + 1e-9, PAST, lambda one: TEXT) == given
+
+
+@pytest.mark.parametrize(("cut", "most", "given"), [("line", 9, 7), ("line", 8, 7), ("sentence", 9, 7), ("sentence", 5, 0)])
+def test_no_given_part_ends_within_a_character_or_in_front_of_one_that_has_no_space(cut, most, given):
+    response = trajectory(range(2, 2 + len(SIGNS)))
+    assert Prefix(cut=cut).given(response, most / len(SIGNS) + 1e-9, PAST, lambda one: SIGNS) == given
 
 
 @pytest.mark.parametrize(("share", "given"), [(0.9, 5), (0.5, 2), (0.2, 0)])
@@ -126,6 +134,29 @@ def test_an_adaptive_share_moves_towards_the_target_in_its_direction_and_stays_w
     assert again.given_shares == mixing.given_shares
     with pytest.raises(KeyError, match="given_shares"):
         mixer().load_state_dict(mixing.state_dict())
+
+
+def test_a_shared_share_moves_once_a_step_by_the_mean_accuracy_of_the_groups_that_could_be_continued():
+    mixing = mixer(injection=Prefix(of="both", share=AdaptiveShare(first=0.5, step=0.125, shared=True)))
+    success = trajectory()
+    failure = Trajectory(success.token_ids, success.behaviour_logprobs, 0.0, 0, correct=False)
+    chosen = choices({q.id: failure if i == 3 else success for i, q in enumerate(QUESTIONS[:4])})
+    told = [FAILED, FAILED, ["correct"] * K, ["correct"] * K, ["correct"] * K]  # the last could not be continued
+    groups = [continued(group(verdicts, q)) for verdicts, q in zip(told, QUESTIONS, strict=False)]
+    mixing.steer(groups, chosen)
+    assert mixing.given_shares == {True: {"": 0.625}, False: {"": 0.625}}, "mean 1/3 of three, and 1"
+    buffer = observed({0: FAILED, 1: FAILED})
+    planning = mixer(b=4, rho=0.5, injection=Prefix(share=AdaptiveShare(shared=True)))
+    planning.given_shares[True][""] = 0.7
+    plan = planning.plan(source(), buffer, 3)
+    both = choices({q.id: plan.stored[q][0] for q in plan.replayed})
+    assert [*planning.with_given(plan, both, (), PAST, lambda one: []).given.values()] == [2, 2]
+
+
+def test_a_whole_batch_of_continued_groups_is_refused_where_nothing_else_would_be_measured():
+    with pytest.raises(ValueError, match=r"ReplayMixer\.rho = 1 with @Prefix\(\) would continue the same questions"):
+        mixer(rho=1.0, injection=Prefix())
+    mixer(rho=1.0, injection=Prefix(), collects=False)
 
 
 def test_a_uniform_share_is_drawn_for_each_group_within_its_bounds():

@@ -120,15 +120,17 @@ def test_a_finished_run_is_added_once_by_its_folders_name_and_an_unfinished_one_
     run = tmp_path / "controls" / "method-learning_rate=2e-4" / "seed0"
     train_small(raw_model, run, "Optimizer.learning_rate = 2e-4", "train.steps = 4")
     bed = controls.CONTROLS
-    controls.add(run.parents[1], bed.file)
-    controls.add(run.parents[1], bed.file)
+    controls.add(run.parents[1], bed)
+    controls.add(run.parents[1], bed)
+    with pytest.raises(ValueError, match=r"controls: the folder of prefixes_once's runs has a name that begins so"):
+        controls.add(run.parents[1], controls.BEDS["prefixes_once"])
     (found,) = controls.runs(bed).values()
     assert (found.arm, found.rate, found.seed) == ("method", "2e-4", 0)
     assert found.cost()[-1] > found.cost()[0] == 0
     bed.file.unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:-1]))
-    controls.add(run.parents[1], bed.file)
+    controls.add(run.parents[1], bed)
     assert controls.runs(bed) == {}
 
 

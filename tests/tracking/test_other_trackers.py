@@ -95,6 +95,20 @@ def test_a_damaged_note_of_what_was_sent_is_named_and_nothing_is_sent_twice(tmp_
 
 
 @needs_tensorboard
+def test_steps_that_a_resumed_run_makes_again_replace_those_that_tensorboard_had(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(6):
+        log.append(step, {"reward/mean": step / 10})
+    others.OtherTrackers(log, Tracking(also=("tensorboard",)), "run", {}).close()
+    log.cut_back(3)
+    sender = others.OtherTrackers(log, Tracking(also=("tensorboard",)), "run", {})
+    for step in range(4, 7):
+        log.append(step, {"reward/mean": 10.0 + step})
+    sender.close()
+    assert in_tensorboard(tmp_path)["reward/mean"] == pytest.approx({0: 0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 14, 5: 15, 6: 16})
+
+
+@needs_tensorboard
 @pytest.mark.slow
 def test_after_a_real_kill_every_step_is_once_in_tensorboard_and_in_wandb(raw_model, tmp_path):
     names = ["tensorboard", *(["wandb"] if importlib.util.find_spec("wandb") else [])]
