@@ -80,6 +80,14 @@ def main() -> int:
     parser.add_argument("--group", help="of the runs, on disk and in MLflow (default: the suite's name)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "smollm2")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with svamp.jsonl and mawps.jsonl")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="as --out, of runs that are compared with these",
+    )
     parser.add_argument("--draw", action="store_true", help="only draw and compare the runs in --out, train nothing")
     arguments = parser.parse_args()
     arguments.group = arguments.group or Path(arguments.suite).stem
@@ -132,8 +140,11 @@ def steps(metrics: Path) -> Iterator[dict[str, Any]]:
 
 
 def compared(arguments: Namespace) -> tuple[dict[str, Any], str]:
-    """Draw the runs of --out as curves.png and print their comparison. Returns figures and their summary."""
-    files = sorted((arguments.out / "runs").glob("*-seed*.csv"))
+    """Draw the runs of --out, and those of --beside, as curves.png and print their comparison.
+
+    Returns figures and their summary."""
+    folders = (arguments.out, *arguments.beside)
+    files = sorted(file for folder in folders for file in (folder / "runs").glob("*-seed*.csv"))
     tables = [list(csv.DictReader(path.read_text("utf-8").splitlines())) for path in files]
     curves = [curve(path.stem, rows) for path, rows in zip(files, tables, strict=True)]
     comparison = compare("accuracy", curves, "on_policy")

@@ -7,7 +7,8 @@
 
 Each part is a suite of docs/study/suites/. scripts/ablate.py runs it, scripts/compare.py reads its runs from MLflow and
 writes docs/study/<part>.csv and <part>_curves.csv; some parts also have <part>.png, <part>_quarters.csv or
-<part>_forgetting.csv. Parts that compare runs of several suites are made from those files (combined.py).
+<part>_forgetting.csv. Rows of variants that a suite had once stay in its files. Parts that compare runs of several
+suites are made from those files (combined.py).
 The texts of docs/study.md, docs/study/appendix.md and docs/choosing.md are docs/study/*.md.in; their places are filled
 with these figures (document.py). docs/paired_seeds.png is drawn from them too, docs/study/pays.png from pays_runs.csv,
 the runs of plan_pays.md, and docs/study/controls.png from controls_runs.csv and prefixes_rarer_runs.csv.
@@ -18,9 +19,11 @@ has no figure, 128 + n where signal n stopped it.
 from __future__ import annotations
 
 import argparse
+import csv
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import combined
@@ -125,12 +128,25 @@ def _run(part: str, jobs: int | None) -> int:
     if part in FORGETTING:
         write(FIGURES / f"{part}_forgetting.csv", csv_text(forgetting.HEAD, forgetting.rows(ROOT / "runs" / part)))
     metric, *others = PARTS[part]
-    baseline = config.load_suite(f"docs/study/suites/{part}.gin").baseline
-    compare = ["compare.py", "--group", part, "--baseline", str(baseline), "--metric", metric]
+    suite = config.load_suite(f"docs/study/suites/{part}.gin")
+    compare = ["compare.py", "--group", part, "--baseline", str(suite.baseline), "--metric", metric]
     more = [word for name in others for word in ("--metric", name)]
     picture = ("--png", str(FIGURES / f"{part}.png")) if part in PICTURES else ()
-    curves = _script(*compare, "--curves", str(FIGURES / f"{part}_curves.csv"), *picture)
-    return curves or _script(*compare, *more, "--csv", str(FIGURES / f"{part}.csv"))
+    files = {"--curves": FIGURES / f"{part}_curves.csv", "--csv": FIGURES / f"{part}.csv"}
+    removed = {file: rows_of_removed(file, suite.variants) for file in files.values()}
+    status = _script(*compare, "--curves", str(files["--curves"]), *picture)
+    if status := status or _script(*compare, *more, "--csv", str(files["--csv"])):
+        return status
+    for file, rows in removed.items():
+        write(file, file.read_text(encoding="utf-8") + "".join(rows))
+    return 0
+
+
+def rows_of_removed(file: Path, variants: Collection[str]) -> list[str]:
+    """Lines of the file that are of variants which its suite had once: their settings are gone, and nothing makes them
+    again. variants: that it has"""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    return [line for row, line in zip(csv.DictReader(lines), lines[1:], strict=True) if row["variant"] not in variants]
 
 
 def _experience(jobs: int | None) -> int:

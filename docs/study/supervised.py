@@ -6,7 +6,8 @@ evaluation a supervised epoch over all successes that were sampled so far.
     python docs/study/supervised.py --rates 1e-4 --seeds 10-17
     python docs/study/controls.py --add runs/controls_supervised
 
-Finished runs are skipped. The folder of a stopped one has to be removed, and it begins again. Exit status: 0, or 2 for a folder that cannot be used.
+Finished runs are skipped. The folder of a stopped one has to be removed, and it begins again. Exit status: 0, or 2 for
+a folder that cannot be used.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class SelectedBatch:
 
     def metrics(self) -> dict[str, float]:
         """Of all fresh rollouts of the step but those of continued groups, which were given something; they count where
-        something went wrong: among those that were cut off and those that could not be graded. `lucky_guess_rate`: correct answers whose reasoning does not hold, left out where the reasoning of none was
-        checked."""
+        something went wrong: among those that were cut off and those that could not be graded. `lucky_guess_rate`:
+        correct answers whose reasoning does not hold, left out where the reasoning of none was checked."""
         all_groups = [completed for completed in self.all_groups if not completed.group.given]
         rollouts = [rollout for completed in all_groups for rollout in completed.group.rollouts]
         sampled = [rollout for completed in self.all_groups for rollout in completed.group.rollouts]

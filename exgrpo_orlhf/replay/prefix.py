@@ -199,8 +199,8 @@ class Prefix(Injection):
         )
 
     def direction(self, accuracy: Fraction, correct: bool) -> int:
-        """1: more should have been given of the response, −1: less. A longer success lifts the accuracy, a longer failure
-        lowers it. correct: of the response"""
+        """1: more should have been given of the response, −1: less. A longer success lifts the accuracy, a longer
+        failure lowers it. correct: of the response"""
         lacks = as_fraction(self.target) - accuracy
         return ((lacks > 0) - (lacks < 0)) * (1 if correct else -1)
 

@@ -103,7 +103,9 @@ def test_a_given_part_ends_where_it_may(cut, most, given):
     assert Prefix(cut=cut).given(response, most / len(TEXT) + 1e-9, PAST, lambda one: TEXT) == given
 
 
-@pytest.mark.parametrize(("cut", "most", "given"), [("line", 9, 7), ("line", 8, 7), ("sentence", 9, 7), ("sentence", 5, 0)])
+@pytest.mark.parametrize(
+    ("cut", "most", "given"), [("line", 9, 7), ("line", 8, 7), ("sentence", 9, 7), ("sentence", 5, 0)]
+)
 def test_no_given_part_ends_within_a_character_or_in_front_of_one_that_has_no_space(cut, most, given):
     response = trajectory(range(2, 2 + len(SIGNS)))
     assert Prefix(cut=cut).given(response, most / len(SIGNS) + 1e-9, PAST, lambda one: SIGNS) == given

@@ -194,6 +194,16 @@ def test_quarters_are_means_over_the_steps_that_replay(tmp_path: Path) -> None:
 REAL = Document(FIGURES)  # reads each file once for all pages
 
 
+def test_rows_of_variants_that_a_suite_has_no_more_are_kept_when_its_part_is_run_again():
+    """All that the pages take from them was measured with settings that are gone."""
+    suite = config.load_suite("docs/study/suites/study_ours.gin")
+    for name in ("study_ours.csv", "study_ours_curves.csv"):
+        lines = build.rows_of_removed(build.FIGURES / name, suite.variants)
+        assert lines
+        assert all("unbounded_pool" in line for line in lines)
+    assert build.rows_of_removed(build.FIGURES / "absent.csv", ()) == []
+
+
 @pytest.mark.parametrize(("text", "page"), build.PAGES.items())
 def test_every_page_is_what_its_text_and_the_files_say(text: str, page: str) -> None:
     """Write the pages again with python docs/study/build.py --document."""
