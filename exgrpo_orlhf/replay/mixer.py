@@ -223,8 +223,8 @@ class ReplayMixer:
         accuracies: dict[tuple[bool, str], list[Fraction]] = {}
         for group in groups:
             if group.planned_replay and group.question.id in choices and group.accuracy is not None:
-                key = (choices[group.question.id].trajectory.correct, prefix.share.key(group.question.id))
-                accuracies.setdefault(key, []).append(group.accuracy)
+                of = (choices[group.question.id].trajectory.correct, prefix.share.key(group.question.id))
+                accuracies.setdefault(of, []).append(group.accuracy)
         for (correct, key), of_groups in accuracies.items():
             own = self.given_shares[correct]
             direction = prefix.direction(sum(of_groups, Fraction(0)) / len(of_groups), correct)
