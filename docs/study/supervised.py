@@ -3,7 +3,7 @@
 evaluation a supervised epoch over all successes that were sampled so far.
 
     python docs/study/supervised.py                              # the eight tuning runs, to runs/controls_supervised/
-    python docs/study/supervised.py --rates 1e-4 --seeds 10-17
+    python docs/study/supervised.py --rates 2e-4 --seeds 10-17 [--twice]         # to runs/controls_supervised_twice/
     python docs/study/controls.py --add runs/controls_supervised
 
 Finished runs are skipped. The folder of a stopped one has to be removed, and it begins again. Exit status: 0, or 2 for
@@ -38,14 +38,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", default="5e-5,1e-4,2e-4,4e-4", help="of both trainings")
     parser.add_argument("--seeds", default="100,101", help="100,101 or 10-17")
+    parser.add_argument("--twice", action="store_true", help="twice the steps")
     arguments = parser.parse_args()
+    folder = FOLDER.with_name(FOLDER.name + "_twice" * arguments.twice)
     first, _, last = arguments.seeds.partition("-")
     seeds = range(int(first), int(last) + 1) if last else map(int, first.split(","))
     for seed in seeds:
         for rate in arguments.rates.split(","):
-            bindings = ["FreshSampler.by = 'accuracy'", f"Optimizer.learning_rate = {rate}"]
-            experiment = config.load(FILES, [*bindings, "Tracking.enabled = False"], seed)
-            run = FOLDER / f"{ARM}-learning_rate={rate}" / f"seed{seed}"
+            bindings = ["FreshSampler.by = 'accuracy'", f"Optimizer.learning_rate = {rate}", "Tracking.enabled = False"]
+            experiment = config.load(FILES, bindings, seed)
+            if arguments.twice:
+                bindings += [f"train.steps = {2 * experiment.settings.steps}"]
+                experiment = config.load(FILES, bindings, seed)
+            run = folder / f"{ARM}-learning_rate={rate}" / f"seed{seed}"
             if (run / f"checkpoint-{experiment.settings.steps}").exists():
                 continue
             print(f"{run.parent.name} seed {seed}", file=sys.stderr)
