@@ -261,9 +261,12 @@ def set_aside(run: Path, config_text: str) -> str | None:
 
 
 def remove_partial(run: Path) -> None:
-    """Remove what a killed save or removal left behind."""
+    """Remove what a killed save or removal left behind. What cannot be removed stays, and the log names it."""
     for path in run.glob("checkpoint-*.partial"):
-        remove(path)
+        try:
+            remove(path)
+        except OSError as error:
+            log.warning("%s could not be removed: %s", path, error)
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
