@@ -215,7 +215,7 @@ class ReplayBuffer:
             self._enter_bucket(question_id, record)
 
     def store(self, experience: Iterable[tuple[str, Trajectory]]) -> int:
-        """Store correct trajectories of observed questions, by their steps; returns how many. Retired questions take none.
+        """Store correct trajectories of observed questions, by step; returns how many. Retired questions take none.
 
         A trajectory that is sampled again replaces its earlier copy and with it the older log-probs and step. What a
         limit then asks for is evicted, oldest first. Raises ValueError for a response that did not finish (it was cut

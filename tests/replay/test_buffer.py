@@ -180,7 +180,8 @@ def test_what_is_too_old_goes_although_something_younger_was_stored_before_it_in
     buffer = ReplayBuffer(RetirementPolicy(), max_age=3)
     for question_id in ("young", "old"):
         buffer.record(question_id, Fraction(1, 2), 5)
-    buffer.store([("young", trajectory([1], step=5)), ("old", trajectory([2], step=4)), ("old", trajectory([3], step=4))])
+    old = [("old", trajectory([i], step=4)) for i in (2, 3)]
+    buffer.store([("young", trajectory([1], step=5)), *old])
     buffer.advance(8)
     assert buffer.changes.evicted == ["old", "old"]
     assert [one.step for one in buffer.trajectories("young")] == [5]

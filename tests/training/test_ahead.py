@@ -176,7 +176,7 @@ def test_the_next_batch_is_planned_before_this_one_is_observed_and_replay_starts
 
 
 def test_an_age_of_2_is_the_least_with_which_something_is_replayed(warm_model, tmp_path):
-    with pytest.raises(ConfigError, match="max_age = 1 .* replays nothing.* bind 2 or more"):
+    with pytest.raises(ConfigError, match=r"max_age = 1 .* replays nothing.* bind 2 or more"):
         begin(warm_model, tmp_path, AHEAD, "ReplayBuffer.max_age = 1")
     run = Watched(warm_model, tmp_path, "ReplayBuffer.max_age = 2", "RetirementPolicy.at_accuracy = None")
     for _ in range(4):
