@@ -235,7 +235,7 @@ def fingerprint(questions: Iterable[Question]) -> str:
 
 
 def content_hash(questions: Iterable[Question]) -> str:
-    """As `fingerprint`, also of the columns that questions keep (`Question.meta`), without the numbers of their rows."""
+    """As `fingerprint`, also of the columns that questions keep (`Question.meta`), without their rows' numbers."""
     total = hashlib.blake2b(digest_size=16)
     for question in questions:
         columns = {name: value for name, value in question.meta.items() if name != "row"}

@@ -151,6 +151,10 @@ FORM = "Solve this. The last line shall be of the form Answer: $Answer.\n\n"
         ((f"7+1?{BOX}", "3*4?"), {}, "2+2?", []),  # they have none in common
         (("What is 7+1, John?", "What is 3*4, John?"), {}, "2+2?", []),  # it says not how to answer
         ((), {}, "2+2?\n\nReason step by step and put the final answer within \\boxed{}.", []),  # another model
+        *(
+            ((), {"verifier": kind}, "2+2?\n\nReason step by step and put the final answer within \\boxed{}.", [])
+            for kind in ("math", "math_verify")
+        ),
         ((), {"ask": ""}, "2+2?", []),
     ],
 )
