@@ -150,7 +150,7 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             regraded = {name: value for name, value in earlier["record"].items() if name == "graded_with"}
             record = {**plan.record, **sessions[-1], **regraded, "finished": now()}
             record |= {"sessions": sessions} if len(sessions) > 1 else {}
-            asked = [*earlier["record"].get("asked_otherwise", ()), *plan.record["asked_otherwise"]]
+            asked = [*earlier["record"].get("asked_otherwise", ()), *plan.record.get("asked_otherwise", ())]
             record["asked_otherwise"] = list(dict.fromkeys(asked))
             files, seconds = {**others, **files}, results_folder.total_times(out)
             grader = Verifier("math", timeout=plan.timeout, workers=plan.workers, max_failed_share=1.0)

@@ -150,7 +150,7 @@ def served(name: str, tokenizer: str | None, api: str) -> tuple[EvaluatedModel, 
         return load(name)
     training = training_prompts(Path(name)) or training_prompts(Path(tokenizer or name))
     model = EvaluatedModel(name, None, None)
-    if Path(name).is_dir():
+    if (Path(name) / "config.json").is_file():
         model = _identified(model, Path(name), Path(name).resolve())
     if tokenizer is None:
         return model, training
