@@ -93,6 +93,11 @@ class Experiment:
             "take the buffer of a run with episodes",
         )
         self.mixer.check(self.buffer)
+        require(
+            self.buffer.max_age != 1 or not self.settings.generate_ahead,
+            "ReplayBuffer.max_age = 1 with train.generate_ahead replays nothing: a trajectory is stored one step after "
+            "it was sampled and evicted before the next batch is planned; bind 2 or more",
+        )
         prefix = self.mixer.injection.prefix
         require(
             prefix is None or not str(self.experience or "").endswith(".jsonl"),

@@ -64,7 +64,7 @@ def main() -> int:
     if not arguments.out and WORKPLACE / "runs" not in Path(os.path.normpath(run)).parents:
         print(f"error: --name {name!r} is no folder in {WORKPLACE / 'runs'}; --out takes any folder", file=sys.stderr)
         return 2
-    if (arguments.resume or arguments.resume_from is not None) and not run.exists():
+    if arguments.resume and arguments.resume_from is None and not run.exists():
         print(f"{run} does not exist yet: there is nothing to resume, the run begins", file=sys.stderr)
     if experiment.local and experiment.local.threads > (cores := len(os.sched_getaffinity(0))):
         print(

@@ -261,9 +261,12 @@ def set_aside(run: Path, config_text: str) -> str | None:
 
 
 def remove_partial(run: Path) -> None:
-    """Remove what a killed save or removal left behind."""
+    """Remove what a killed save or removal left behind. What cannot be removed stays, and the log names it."""
     for path in run.glob("checkpoint-*.partial"):
-        remove(path)
+        try:
+            remove(path)
+        except OSError as error:
+            log.warning("%s could not be removed: %s", path, error)
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:
@@ -286,7 +289,7 @@ def read_state(folder: Path, identity: dict[str, str], defaults: Mapping[str, st
     except manifest.ManifestError as error:
         raise UnusableCheckpoint(str(error)) from error
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    before, identity = _on_any_ranks(state["identity"]), _on_any_ranks(identity)
+    before, identity = _comparable(state["identity"]), _comparable(identity)
     changed, new = [], []
     for name in sorted(name for name in {*before, *identity} if before.get(name) != identity.get(name)):
         default = (defaults or {}).get(name.rpartition("/")[2])
@@ -315,8 +318,10 @@ def _begin_anew(checkpoint: Path) -> str:
     return f"begin a new run with its weights, under another --name: --from {checkpoint} (--with-buffer for its buffer)"
 
 
-def _on_any_ranks(identity: dict[str, str]) -> dict[str, str]:
-    """Without the flags that say on how many GPUs OpenRLHF trains, which may change (openrlhf/universal.py)."""
+def _comparable(identity: dict[str, str]) -> dict[str, str]:
+    """Without what may change: where a question file lies, whose questions are compared when they are loaded, and the
+    flags that say on how many GPUs OpenRLHF trains (openrlhf/universal.py)."""
+    identity = {name: value for name, value in identity.items() if name.rpartition("/")[2] != "QuestionFile.path"}
     flags = ast.literal_eval(identity.get("OpenRLHF.flags", "{}"))
     kept = {flag: value for flag, value in flags.items() if flag not in RANKS}
     return {**identity, "OpenRLHF.flags": repr(kept)} if flags else identity

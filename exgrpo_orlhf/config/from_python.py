@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints import RunFolderError, find, refuse_earlier, refuse_other
+from ..checkpoints import RunFolderError, claim, find, refuse_earlier, refuse_other
 from ..checks import require
 from ..experiment import Outcome
 from ..io import terminal
@@ -47,7 +47,7 @@ def train(
     resume: whether a run in `out` is continued
 
     Raises ConfigError, ValueError for what cannot be written, RunFolderError also for other questions or another reward
-    than a resumed run began with, and as `training.run.train`.
+    than a resumed run began with, and as `training.run.train`. A folder in which a run is under way stays as it is.
     """
     from ..training.run import train as train_experiment
 
@@ -77,9 +77,10 @@ def train(
         experiment.openrlhf is None,
         "train.engine = 'openrlhf': from Python the local engine trains; start scripts/train.py with files instead",
     )
-    begun = resume and ((run / "metrics.jsonl").exists() or bool(find(run)))
-    for name, text in files.items():
-        _write(run / name, text, begun)
+    with claim(run, resume):  # the files may be those of a run that is under way
+        begun = resume and ((run / "metrics.jsonl").exists() or bool(find(run)))
+        for name, text in files.items():
+            _write(run / name, text, begun)
     tags = {"seed": str(experiment.settings.seed), "git_commit": git_commit(), **own_tags(sys.argv[0])}
     uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     return train_experiment(experiment, run, resume=resume, tracking_uri=uri, tags=tags)
@@ -129,5 +130,4 @@ def _write(path: Path, text: str, begun: bool) -> None:
             f"{path} is not what is given now, and the run began with it: resume with the same "
             f"{'reward' if path.suffix == '.py' else path.stem}, or begin a run with another out"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write(path, text)

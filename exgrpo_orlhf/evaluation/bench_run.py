@@ -82,7 +82,7 @@ class EvaluationPlan:
                 benchmark: {
                     **{name: facts[name] for name in (*names, "function_sha256")},
                     **{name: facts[name] for name in ("environment",) if name in facts},
-                    "limit": self.limit,
+                    **{"limit": self.limit, "timeout": self.timeout},
                 }
                 for benchmark, facts in self.facts().items()
             },
@@ -150,6 +150,8 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             regraded = {name: value for name, value in earlier["record"].items() if name == "graded_with"}
             record = {**plan.record, **sessions[-1], **regraded, "finished": now()}
             record |= {"sessions": sessions} if len(sessions) > 1 else {}
+            asked = [*earlier["record"].get("asked_otherwise", ()), *plan.record.get("asked_otherwise", ())]
+            record["asked_otherwise"] = list(dict.fromkeys(asked))
             files, seconds = {**others, **files}, results_folder.total_times(out)
             grader = Verifier("math", timeout=plan.timeout, workers=plan.workers, max_failed_share=1.0)
             results = summarise(out.resolve().name, record, facts, not_run, files, seconds, grader)
@@ -182,6 +184,7 @@ def regrade(out: Path, timeout: float, workers: int, plain: bool) -> dict[str, A
                     continue
                 verifier = replace(grader, kind=facts["verifier"], function=facts["function"])
                 files[name].write(_regraded(files[name], verifier, plain, name, tags))
+                config["benchmarks"][name]["timeout"] = timeout
             config["common"]["plain"] = plain
             write_json(out / results_folder.CONFIG, config)
             regraded = {"versions": versions(), "git_commit": git_commit(), "at": now()}

@@ -19,8 +19,10 @@ from ..rewards import Verifier
 
 DEFINITIONS = PROJECT / "evals" / "benchmarks.toml"
 
+_BOX = "Reason step by step and put the final answer within \\boxed{}."
+_MATHS = ("math", "math_verify")
 _ASK = {  # verifier -> the instruction below a question
-    "math": "Reason step by step and put the final answer within \\boxed{}.",
+    **dict.fromkeys(_MATHS, _BOX),
     "choice": "Reason step by step and put the label of the right option within \\boxed{}.",
     "reasoning_gym": "Reason step by step and put the final answer within <answer> and </answer>.",
     "code": "Reason step by step and write the whole program in one Python code block.",
@@ -107,7 +109,7 @@ class Benchmark:
         """The instruction below a question. silent: whether nothing else in the prompt mentions a box"""
         if self.ask is not None:
             return self.ask or None
-        return _ASK.get(self.verifier) if silent or self.verifier != "math" else None
+        return _ASK.get(self.verifier) if silent or self.verifier not in _MATHS else None
 
     def grader(self, timeout: float, workers: int) -> Verifier:
         """The verifier. Responses that it cannot grade are counted and do not end the evaluation."""

@@ -50,7 +50,7 @@ class EvaluatedModel:
     path: as `from_pretrained` takes it, or a server's name for it
     tokenizer: None if only the server has it
     context: its number of positions; None if it is unknown or not limited
-    hash: of its files; None for a model of the hub, which has a revision, and for one of a server
+    hash: of its files; None for a model of the hub, which has a revision, and for a server's that is no folder here
     run, step, mlflow_run_id, metrics_log: of the training run, if it is a checkpoint of this trainer; metrics_log is
         the identity of the run's metrics log, by which MLflow can find the run
     """
@@ -102,19 +102,23 @@ def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
     loaded = EvaluatedModel(path, tokenizer, _positions(config))
     if not folder.is_dir():
         return replace(loaded, revision=getattr(config, "_commit_hash", None)), {}
-    loaded = replace(loaded, hash=hash_of(folder))
     checkpoint = place.resolve().parent if lora.is_adapter(place) else place.resolve()
+    return _identified(loaded, folder, checkpoint), training_prompts(checkpoint)
+
+
+def _identified(model: EvaluatedModel, files: Path, checkpoint: Path) -> EvaluatedModel:
+    """With the hash of its files and, of a checkpoint of a run, the run and the step."""
+    model = replace(model, hash=hash_of(files))
     if not (state := _state(checkpoint)):
-        return loaded, {}
+        return model
     run = checkpoint.parent
-    loaded = replace(
-        loaded,
+    return replace(
+        model,
         run=paths.run_name(run).replace("/", "-"),
         step=state["step"],
         mlflow_run_id=state.get("mlflow_run_id"),
         metrics_log=next(iter(identities(run)), None),
     )
-    return loaded, training_prompts(checkpoint)
 
 
 def training_prompts(checkpoint: Path) -> dict[str, Any]:
@@ -144,9 +148,12 @@ def served(name: str, tokenizer: str | None, api: str) -> tuple[EvaluatedModel, 
                 "--api chat, where the server writes them"
             )
         return load(name)
-    training = training_prompts(Path(tokenizer or name))
+    training = training_prompts(Path(name)) or training_prompts(Path(tokenizer or name))
+    model = EvaluatedModel(name, None, None)
+    if (Path(name) / "config.json").is_file():
+        model = _identified(model, Path(name), Path(name).resolve())
     if tokenizer is None:
-        return EvaluatedModel(name, None, None), training
+        return model, training
     if api == "chat":
         raise ModelError("--tokenizer cannot be used with --api chat: the server renders the prompts")
     from transformers import AutoConfig
@@ -159,7 +166,7 @@ def served(name: str, tokenizer: str | None, api: str) -> tuple[EvaluatedModel, 
         context = _positions(AutoConfig.from_pretrained(tokenizer, trust_remote_code=False))
     except _UNREADABLE:  # a tokenizer alone: the server refuses prompts that are too long
         context = None
-    return EvaluatedModel(name, loaded, context), training
+    return replace(model, tokenizer=loaded, context=context), training
 
 
 def loop_sampler(model: EvaluatedModel, device: str, dtype: str, rows: int, threads: int) -> LoopSampler:

@@ -41,11 +41,14 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     if begun := with_samples(folder):  # not an attempt that ended before its first response
         earlier = read_config(folder)
         before = {name: entry for name, entry in earlier["benchmarks"].items() if name in begun}
+        if earlier["common"]["model"] == {"path": config["model"]}:  # of a server, before its folder had a hash
+            earlier["common"]["model"] = config["common"]["model"]
         differences = _differences("", earlier["common"], config["common"])
         if earlier["common"]["model"] != config["common"]["model"]:
             differences.insert(0, f"the model: {earlier.get('model', 'unknown')} there, {config['model']} now")
     for name, settings in config["benchmarks"].items():
-        differences += _differences(f"{name}.", before.get(name, settings), settings)
+        earlier_settings = {"timeout": settings["timeout"], **before.get(name, settings)}  # older folders lack it
+        differences += _differences(f"{name}.", earlier_settings, settings)
     if differences:
         raise FolderError(
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
@@ -135,7 +138,7 @@ class ResultsFolder:
             if list(counts.values()) != [samples] * questions:
                 raise FolderError(
                     f"{file.path} holds {counts.total():,} samples, {RESULTS} counts {questions * samples:,} "
-                    f"({samples} for each of {questions} questions): run or regrade the evaluation to its end first"
+                    f"({samples} for each of {questions} questions): run the evaluation to its end first"
                 )
         return cls(path, results, files, lines)
 

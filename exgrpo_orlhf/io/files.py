@@ -32,10 +32,12 @@ def naming(path: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """A path in the same folder to write to. At the end of the block that file is synced and takes the name `path`.
 
-    If the block raises, `path` stays as it was and the new file is removed.
+    If the block raises, `path` stays as it was and the new file is removed. A second writer of `path` waits.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".unfinished-{path.name}")
+    with naming(path):
+        lock = _locked_file(partial)
     try:
         with naming(path):
             yield partial
@@ -44,6 +46,23 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough where a child was forked meanwhile
+        os.close(lock)
+
+
+def _locked_file(path: Path) -> int:
+    """The descriptor of the file of this name, made if there is none and locked: what was opened may be renamed or
+    removed by the writer that is waited for."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                return lock
+        except FileNotFoundError:
+            pass
+        os.close(lock)
 
 
 def read_text(path: Path, binding: str = "") -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, PretrainedConfig
 
-from ..checkpoints import RunFolderError, refuse_earlier
+from ..checkpoints import RunFolderError, refuse_earlier, refuse_other
 from ..engines.local import placement
 from ..engines.lora import is_adapter
 from ..engines.model import too_few_positions
@@ -53,6 +53,7 @@ def dry_run(experiment: Experiment, run: Path) -> int:
     problems: list[str] = []
     try:
         refuse_earlier(run, resume=True)
+        refuse_other(run)
     except RunFolderError as error:
         problems.append(str(error))
     with _noted(problems):

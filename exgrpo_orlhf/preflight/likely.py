@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ..experiment import Experiment
+from ..questions import QuestionFile
+from ..questions.question_files import column_names
 from ..questions.reading import QuestionRecords
 from ..records import Question
 
@@ -36,6 +38,10 @@ def likely_wrong(
         if long > len(golds) / 2:
             counts = f"{long:,} of {len(golds):,}"
             yield f"QuestionFile.answer: {counts} answers have more than {_LONG} characters, as worked solutions do"
+    if golds and kind == "choice" and isinstance(source, QuestionFile):
+        kept = {name.rpartition(".")[2] for name in source.meta}
+        if "options" in column_names(source.file) and "options" not in kept:
+            yield "QuestionFile.meta lacks 'options', a column of the file: 'choice' grades no option's text"
     if odd := next((gold for gold in golds if _NO_GOLD.match(gold)), None):
         yield f"QuestionFile.answer: an answer is {odd!r:.60}; give the answer alone, several as a list of JSON"
     if experiment.lora.rank is not None and rate < _LOW:

@@ -7,6 +7,6 @@ source without its long prompts.
 from .derived import LengthFilter, QuestionMix
 from .hub import QuestionHub
 from .question_files import QuestionFile
-from .reading import fingerprint
+from .reading import content_hash, fingerprint
 
-__all__ = ["LengthFilter", "QuestionFile", "QuestionHub", "QuestionMix", "fingerprint"]
+__all__ = ["LengthFilter", "QuestionFile", "QuestionHub", "QuestionMix", "content_hash", "fingerprint"]

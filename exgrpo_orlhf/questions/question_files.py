@@ -51,13 +51,18 @@ class QuestionFile(QuestionRecords):
 
     path: str
 
+    @property
+    def file(self) -> Path:
+        """The file of `path`, which may not be there."""
+        path = Path(self.path).expanduser()
+        return path if path.exists() else WORKPLACE / path
+
     def load(self) -> list[Question]:
         """As `distinct_questions`.
 
         Raises FileNotFoundError, or ValueError that names the file, the row or line, and the field.
         """
-        path = Path(self.path).expanduser()
-        path = path if path.exists() else WORKPLACE / path
+        path = self.file
         names = column_names(path, "QuestionFile.path")
         layout, place = self.layout(names, str(path)), replace(place_of(path), fields=names)
         name = path.stem.removesuffix(form_of(path))  # of mine.jsonl.gz: mine
@@ -157,6 +162,8 @@ def _json_rows(path: Path) -> Rows:
             raise ValueError(f"{path}: not JSON: {error}; was it written to the end?") from error
         yield from _json_lines(path)
         return
+    if isinstance(value, dict) and "\n" not in text.strip():  # one object a line, and one line
+        value = [value]
     wrong = [row for row in value if not isinstance(row, dict)] if isinstance(value, list) else [value]
     if wrong:
         raise ValueError(f"{path}: takes a list of objects [{{…}}, …], or one object a line; got {wrong[0]!r:.80}")
@@ -188,7 +195,7 @@ def delimiter_of(path: Path, text: str) -> str:
 def _csv_rows(path: Path) -> Rows:
     """All values are text, as written. Quoted values may hold line breaks, doubled quotes stand for one."""
     csv.field_size_limit(1 << 30)  # the library's own limit is shorter than a long question
-    text = read_text(path)
+    text = read_text(path).rstrip("\r\n")  # an empty last line is no record
     delimiter = delimiter_of(path, text)
     reader, row = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), -1
     try:

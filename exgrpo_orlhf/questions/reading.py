@@ -234,6 +234,15 @@ def fingerprint(questions: Iterable[Question]) -> str:
     return hashlib.blake2b("\n".join(question.id for question in questions).encode(), digest_size=16).hexdigest()
 
 
+def content_hash(questions: Iterable[Question]) -> str:
+    """As `fingerprint`, also of the columns that questions keep (`Question.meta`), without their rows' numbers."""
+    total = hashlib.blake2b(digest_size=16)
+    for question in questions:
+        columns = {name: value for name, value in question.meta.items() if name != "row"}
+        total.update(json.dumps([question.id, columns], sort_keys=True, default=repr).encode())
+    return total.hexdigest()
+
+
 def field_value(record: Mapping[str, Any], name: str) -> Any:
     """The value at a dotted path. Raises KeyError with the names there are, where the path ends early."""
     if name in record:  # a dot may be part of a plain name

@@ -39,7 +39,7 @@ class ReplayBuffer:
 
     per_question: trajectories kept of one question; the oldest of that question goes first
     max_age: steps; a trajectory whose log-probs are older goes when a step begins, before it can be replayed (with
-        train.generate_ahead one step later, because the batch was planned before)
+        train.generate_ahead one step later, because the batch was planned before; there it is at least 2)
     max_bytes: of all trajectories, 8 bytes a token (of an episode 9, or 5 if it is not the policy's) and 64 a
         trajectory (Python's own overhead, some hundred bytes a trajectory, is not counted); the oldest goes first
     replays_unsolved: whether a question with stored trajectories whose latest accuracy is 0 is a candidate. Its fresh
@@ -215,14 +215,15 @@ class ReplayBuffer:
             self._enter_bucket(question_id, record)
 
     def store(self, experience: Iterable[tuple[str, Trajectory]]) -> int:
-        """Store correct trajectories of observed questions; returns how many. Retired questions take none.
+        """Store correct trajectories of observed questions, by step; returns how many. Retired questions take none.
 
         A trajectory that is sampled again replaces its earlier copy and with it the older log-probs and step. What a
         limit then asks for is evicted, oldest first. Raises ValueError for a response that did not finish (it was cut
         off: correct, but nothing to imitate) and for a question that was never observed; what came before it is stored.
         """
         stored = 0
-        for question_id, trajectory in experience:
+        # With train.generate_ahead a step's replaced groups are younger than its others; `advance` needs them in order.
+        for question_id, trajectory in sorted(experience, key=lambda pair: pair[1].step):
             if question_id in self.retired:
                 continue
             record = self.records.get(question_id)

@@ -109,7 +109,7 @@ def _read(reply: Reply, count: int, success_at: float) -> list[Grade]:
             why = (
                 f"{reply.where}: {name} {i} of {count} is no finite number, or beyond ±{LARGEST_REWARD:,.0f}: {values}"
             )
-            graded.append(Grade("error", None, reason=why + values))
+            graded.append(Grade("error", None, reason=why))
         else:
             verdict: Verdict = "correct" if score >= success_at else "wrong"
             graded.append(Grade(verdict, reward, reason=reason, logs=logs[i - 1]))

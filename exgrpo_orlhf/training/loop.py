@@ -34,6 +34,7 @@ class TrainingRun(Trainer):
     """A run that is ready to make steps; `preparation.prepare` makes it.
 
     fingerprint: of the prompts; prompt: what a checkpoint records of them
+    content: hash of the questions with all their columns
     saved_step: of the newest checkpoint
     best: value of train.best_metric, in step best_step
     """
@@ -43,6 +44,7 @@ class TrainingRun(Trainer):
     tracker: MlflowTracker
     listeners: Sequence[Listener]
     fingerprint: str
+    content: str
     prompt: Mapping[str, Any]
     saved_step: int | None = None
     best: float | None = None
@@ -124,6 +126,7 @@ class TrainingRun(Trainer):
             "mixer": self.experiment.mixer.state_dict(),
             "fresh": self.fresh.state_dict(),
             "validation": self.validation.fingerprint,
+            "content": self.content,
             "generated_tokens": self.generated_tokens,
             "best": self.best,
             "best_step": self.best_step,

@@ -17,6 +17,7 @@ from ..io.files import write
 from ..io.paths import run_name
 from ..io.provenance import provenance
 from ..io.stopping import Stop
+from ..questions import content_hash
 from ..records import Question
 from ..replay import snapshot
 from ..tracking.decisions import DecisionLog
@@ -48,6 +49,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
     """
     experiment, folder = _copy(spec.experiment), spec.run
     training, validation = spec.questions or load_questions(experiment)
+    content = content_hash([*training, *validation])
     fresh = experiment.fresh.over(training, experiment.fresh_rng)
     start = _start(experiment, folder)
     step, checkpoint, state = start.step, start.checkpoint, start.state
@@ -58,7 +60,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
 
     buffer, batch_ahead, best, best_step = experiment.buffer, None, None, None
     if checkpoint and state:
-        _check_validation(evaluator, state)
+        _check_questions(evaluator, content, checkpoint, state)
         engine.load(checkpoint)
         snapshot.load(checkpoint / "replay", buffer, fingerprint)
         experiment.mixer.load_state_dict(state["mixer"])
@@ -89,6 +91,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
         tracker=tracker,
         listeners=listeners(ListenedRun(folder, metrics, tracker, training, engine.decode)),
         fingerprint=fingerprint,
+        content=content,
         prompt=prompt,
         steps=step,
         saved_step=step if checkpoint else None,
@@ -132,12 +135,20 @@ def _start(experiment: Experiment, folder: Path) -> _Start:
     return _Start(available, step, checkpoint, state)
 
 
-def _check_validation(evaluator: Validation, state: Mapping[str, Any]) -> None:
+def _check_questions(evaluator: Validation, content: str, checkpoint: Path, state: Mapping[str, Any]) -> None:
+    """Warns of questions with other columns than the checkpoint's; those of an older version say nothing of theirs.
+    Raises ValueError for other validation questions."""
     if (earlier := state["validation"]) != evaluator.fingerprint:
         raise ValueError(
             f"the checkpoint was made with another validation set (fingerprint {earlier}, now "
             f"{evaluator.fingerprint}): one metric would be of two sets; bring Work.validation's questions back, or "
             "begin a new run with its weights: --from CHECKPOINT"
+        )
+    if state.get("content", content) != content:
+        log.warning(
+            "the questions' further columns (QuestionFile.meta, extra_info) are not those of %s, from which the run "
+            "goes on: what is graded by them is graded otherwise",
+            checkpoint,
         )
 
 

@@ -224,6 +224,24 @@ def test_a_file_system_without_links_ends_no_run(original, warm_model, tmp_path,
     assert "could not be made a link to checkpoint-5" in caplog.text
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_save_but_that_of_its_own_step(tmp_path, monkeypatch, caplog):
+    rmtree = shutil.rmtree
+
+    def refused(path, **more):
+        if Path(path).name == "checkpoint-1.partial":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        rmtree(path, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    for step in (1, 2, 3):
+        checkpoints.save(tmp_path, step, "id", lambda folder: {}, keep=1)
+    assert list(checkpoints.find(tmp_path)) == [3]
+    assert caplog.text.count("checkpoint-1.partial'") == 2, "the save that replaced it, and the next"
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **more: None if more else refused(path))
+    with pytest.raises(checkpoints.CheckpointError, match=r"checkpoint-1 could not be written \(FileExistsError"):
+        checkpoints.save(tmp_path, 1, "id", lambda folder: {}, keep=1)
+
+
 @pytest.mark.parametrize("moves", range(1, 5))
 def test_what_was_logged_before_a_restart_is_set_aside_whenever_that_is_killed(moves, tmp_path, monkeypatch):
     names = ("decisions.jsonl", "rollouts.jsonl", "metrics.jsonl")

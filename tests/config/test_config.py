@@ -355,6 +355,8 @@ BAD = [
     ("DynamicSampling.masks = True", "masks needs DynamicSampling.min_reward or max_reward"),
     ("DynamicSampling.masks = True\nDynamicSampling.min_reward = 0.5\nDynamicSampling.max_rounds = 2",
      "DynamicSampling.max_rounds = 0"),
+    ("ReplayBuffer.max_age = 1\ntrain.generate_ahead = True",
+     "ReplayBuffer.max_age = 1 with train.generate_ahead replays nothing"),
     ("ReplayMixer.collects = False", "ReplayMixer.collects = False leaves nothing to replay but Work.experience"),
     ("ReplayMixer.rho = 0.0\nWork.experience = 'a.jsonl'",
      "ReplayMixer.rho = 0 with ReplayMixer.injection = @Beside() never replays Work.experience"),

@@ -17,7 +17,7 @@ import pytest
 from run_builders import ROOT, environment, python, rows, small_bindings, train_in
 
 from exgrpo_orlhf import train
-from exgrpo_orlhf.checkpoints import RunFolderError
+from exgrpo_orlhf.checkpoints import RunFolderError, claim
 from exgrpo_orlhf.config import from_python
 from exgrpo_orlhf.config.function_source import source_of
 from exgrpo_orlhf.questions import QuestionFile
@@ -181,6 +181,15 @@ def test_openrlhf_and_a_text_for_a_list_are_refused(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_second_call_changes_no_file_of_a_run_that_is_under_way(tmp_path):
+    files = {name: tmp_path / name for name in ("questions.jsonl", "reward.py")}
+    for file in files.values():
+        file.write_text("of the first\n")
+    with claim(tmp_path, resume=False), pytest.raises(RunFolderError, match="another process is at work in"):
+        train([("1+1=", "2")], reward, out=tmp_path, gin=["toy.gin"])
+    assert {file.read_text() for file in files.values()} == {"of the first\n"}
+
+
 def test_a_run_from_python_is_continued_and_repeated_and_refuses_what_differs(warm_model, tmp_path):
     questions, held_out = (ModularChains(count=24, operands=(2, 3), split=part) for part in ("train", "validation"))
     replaced = ("Work.questions", "Work.validation", "Verifier.kind")

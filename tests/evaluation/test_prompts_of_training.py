@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 from eval_builders import HERE, definition, results, samples, train_on_rows
@@ -91,6 +92,16 @@ def test_a_checkpoint_is_asked_as_in_training_and_its_rows_system_message_can_be
     ]
 
 
+def test_how_the_earlier_benchmarks_of_a_folder_were_asked_stays_in_its_record(byte_model, bench, tmp_path):
+    train_on_rows(byte_model, tmp_path / "run", [{"prompt": f"{i}+1?", "answer": "2"} for i in range(2)])
+    words = ("--model", tmp_path / "run" / "checkpoint-1", *HERE, "--max-tokens", 2, "--limit", 1, "--definitions")
+    block, other = definition(tmp_path, ask='"Guess."'), tmp_path / "other.toml"
+    bench(*words, block, "--benchmarks", "mine", "--out", tmp_path / "x")
+    other.write_text(definition(tmp_path).read_text().replace("[mine]", "[other]"))
+    bench(*words, other, "--benchmarks", "other", "--out", tmp_path / "x")
+    assert results(tmp_path / "x")["record"]["asked_otherwise"] == ["Mine: ask 'Guess.'"]
+
+
 def test_what_the_chat_template_took_in_training_it_takes_in_evaluation(
     byte_model, prompt_of, bench, tmp_path, monkeypatch, caplog
 ):
@@ -140,6 +151,10 @@ FORM = "Solve this. The last line shall be of the form Answer: $Answer.\n\n"
         ((f"7+1?{BOX}", "3*4?"), {}, "2+2?", []),  # they have none in common
         (("What is 7+1, John?", "What is 3*4, John?"), {}, "2+2?", []),  # it says not how to answer
         ((), {}, "2+2?\n\nReason step by step and put the final answer within \\boxed{}.", []),  # another model
+        *(
+            ((), {"verifier": kind}, "2+2?\n\nReason step by step and put the final answer within \\boxed{}.", [])
+            for kind in ("math", "math_verify")
+        ),
         ((), {"ask": ""}, "2+2?", []),
     ],
 )
@@ -207,12 +222,30 @@ def test_what_a_run_records_of_its_prompts(prompt_of, caplog):
     assert prompt_of({"template": "plain", "system": None, **plain}) == ("2+2?", lost), "it has no place for it"
 
 
-def test_a_server_of_a_checkpoint_is_asked_as_in_training_as_far_as_it_is_known(script, byte_model, tmp_path):
-    checkpoint = shutil.copytree(byte_model, tmp_path / "run" / "checkpoint-3")
+def checkpoint_of(model: Path, run: Path) -> Path:
+    checkpoint = shutil.copytree(model, run / "checkpoint-3")
     (checkpoint / "trainer").mkdir()
     identity = {"Prompts.template": "'chat'", "Prompts.system": "'Be brief.'"}
     state = {"step": 3, "identity": identity, "prompt": {"around": ["", BOX]}}
     (checkpoint / "trainer" / "state.json").write_text(json.dumps(state))
+    return checkpoint
+
+
+@pytest.mark.parametrize(("api", "own_tokenizer"), [("completions", False), ("completions", True), ("chat", False)])
+def test_a_servers_checkpoint_is_known_by_its_files_and_its_run_whoever_writes_the_prompts(
+    api, own_tokenizer, byte_model, tmp_path
+):
+    checkpoint = str(checkpoint_of(byte_model, tmp_path / "run"))
+    model, training = evaluated_model.served(checkpoint, str(byte_model) if own_tokenizer else None, api)
+    here, prompts = evaluated_model.load(checkpoint)
+    assert model.describe() == here.describe()
+    assert (model.run, model.step) == ("run", 3)
+    assert training == prompts
+    assert evaluated_model.served("name", str(byte_model), "completions")[0].describe()["hash"] is None
+
+
+def test_a_server_of_a_checkpoint_is_asked_as_in_training_as_far_as_it_is_known(script, byte_model, tmp_path):
+    checkpoint = checkpoint_of(byte_model, tmp_path / "run")
     asked = (("system", "Be brief."), ("user", f"2+2?{BOX}"))
     for words, departures in (
         (("--model", checkpoint), []),

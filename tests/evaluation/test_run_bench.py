@@ -205,6 +205,32 @@ def test_a_folder_of_another_configuration_is_refused_with_the_differences(raw_m
     assert (tmp_path / "chains" / "samples.jsonl").read_bytes() == before
 
 
+def test_the_limit_of_a_verdict_is_one_for_all_of_a_benchmark_and_regrading_changes_it(byte_model, tmp_path, bench):
+    out = tmp_path / "x"
+    block = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 2, "--out", out)
+    words = ("--model", byte_model, *block, "--limit")
+    bench(*words, 1)
+    assert "mine.timeout: 5.0 there, 9.0 now" in bench(*words, 2, "--timeout", 9, status=2)
+    bench("regrade", out, "--timeout", 9)
+    bench(*words, 2, "--timeout", 9)
+    assert "mine.timeout: 9.0 there, 5.0 now" in bench(*words, 3, status=2)
+
+
+def test_the_folder_of_an_earlier_version_is_continued(byte_model, tmp_path, bench):
+    """It had no limit of verdicts, and of a server's model the name alone."""
+    block = ("--definitions", definition(tmp_path), "--benchmarks", "mine", *HERE, "--max-tokens", 2)
+    words, path = ("--model", byte_model, *block, "--out", tmp_path / "x", "--limit"), tmp_path / "x" / "config.json"
+    bench(*words, 1)
+    config = json.loads(path.read_text())
+    config["common"]["model"] = {"path": str(byte_model)}
+    del config["benchmarks"]["mine"]["timeout"]
+    path.write_text(json.dumps(config))
+    bench(*words, 2)
+    config["common"]["model"] = {"path": "another"}
+    path.write_text(json.dumps(config))
+    assert f"the model: {byte_model} there" in bench(*words, 3, status=2)
+
+
 @pytest.mark.slow
 def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, bench):
     model, out = tmp_path / "model", tmp_path / "x"
@@ -273,7 +299,7 @@ def test_an_evaluation_that_is_not_complete_reports_how_many_of_its_responses_th
     chains("--limit", 10, "--samples", 2)
     path = tmp_path / "chains" / "samples.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
-    message = f"{path} holds 6 samples, results.json counts 20 (2 for each of 10 questions): run or regrade the"
+    message = f"{path} holds 6 samples, results.json counts 20 (2 for each of 10 questions): run the evaluation"
     assert message in bench("regrade", tmp_path, status=2)
     other = ("--benchmarks", "chains_beyond", *HERE, "--limit", 2, "--out", tmp_path)
     assert message in bench("--model", warm_model, *other, status=2), "before it generates"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,23 @@ def test_a_full_disk_is_reported_with_the_file(writer, tmp_path):
         WRITERS[writer](path)
     assert raised.value.filename == str(path)
     assert not path.exists() or path.read_bytes() == b""
+
+
+def test_several_writers_of_one_file_come_one_after_the_other_and_leave_nothing_behind(tmp_path):
+    path = tmp_path / "file"
+    with ThreadPoolExecutor(8) as threads:
+        with files.replacing(path) as partial:
+            partial.write_text("first")
+            second = threads.submit(files.write, path, "second")
+            assert not wait([second], timeout=0.5).done
+            assert not path.exists()
+        second.result()
+        assert path.read_text() == "second"
+        texts = [f"{i}{LARGE}" for i in range(200)]
+        for written in [threads.submit(files.write, path, text) for text in texts]:
+            written.result()
+    assert path.read_text() in texts
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_disk_that_is_full_when_a_file_is_synced_is_reported_with_the_file(tmp_path, monkeypatch):

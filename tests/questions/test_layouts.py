@@ -116,6 +116,19 @@ def test_a_file_that_is_almost_in_such_a_layout_is_refused_with_its_place(name, 
         QuestionFile(str(tmp_path / name)).load()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("q.json", '{"question": "a", "answer": "1"}\n'),
+        ("q.csv", "question,answer\na,1\n\n"),
+        ("q.csv", 'question;answer\r\na;"1"\r\n\r\n'),
+    ],
+)
+def test_one_object_of_json_is_a_question_and_an_empty_last_line_of_csv_is_none(name, content, tmp_path):
+    (tmp_path / name).write_text(content, newline="")
+    assert [(one.prompt, one.answer) for one in QuestionFile(str(tmp_path / name)).load()] == [("a", "1")]
+
+
 @pytest.mark.parametrize("name", ["semicolon.csv", "comma.csv.gz", "tabs.tsv", "list.json", "lines.jsonl.gz"])
 def test_rows_are_written_as_the_file_has_them(name, tmp_path):
     """prepare_data.py --write-clean and --write-kept"""

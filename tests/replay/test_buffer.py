@@ -174,6 +174,19 @@ def test_buffer_equals_a_naive_one_after_every_change(seed, replays_unsolved, tm
     assert evicted > 30 or not limits
 
 
+def test_what_is_too_old_goes_although_something_younger_was_stored_before_it_in_one_call():
+    """As with train.generate_ahead and dynamic sampling: a question's rollouts are one step older than those of the
+    groups that replace others, in any order."""
+    buffer = ReplayBuffer(RetirementPolicy(), max_age=3)
+    for question_id in ("young", "old"):
+        buffer.record(question_id, Fraction(1, 2), 5)
+    old = [("old", trajectory([i], step=4)) for i in (2, 3)]
+    buffer.store([("young", trajectory([1], step=5)), *old])
+    buffer.advance(8)
+    assert buffer.changes.evicted == ["old", "old"]
+    assert [one.step for one in buffer.trajectories("young")] == [5]
+
+
 def test_indexed_set_takes_a_member_once_and_gives_up_only_what_it_has():
     members = IndexedSet(["a", "b"])
     members.add("a")

@@ -208,6 +208,7 @@ def test_a_reward_beyond_a_million_or_a_score_without_a_number_is_refused_by_its
         assert shown(grades(url, texts="456")) == [("error", None), ("error", None), ("correct", 1.0)]
     assert "reward 1 of 3 is no finite number, or beyond ±1,000,000: [10000000.0, 1, 1]" in caplog.text
     assert "score 2 of 3" in caplog.text
+    assert caplog.text.count("[10000000.0, 1, 1]") == 1
 
 
 def test_a_server_that_is_down_stops_a_run_before_anything_is_generated():

@@ -258,6 +258,14 @@ def test_what_would_go_wrong_later_is_named(dry_run, raw_model, tmp_path, monkey
     assert "FEWER than train.questions_per_step = " in done.stdout
 
 
+@pytest.mark.parametrize("meta", [(), ("options",)])
+def test_a_column_of_options_that_is_not_bound_is_named(meta, dry_run, raw_model, tmp_path):
+    rows = [{"prompt": f"{i}+1=\nA) 4\nB) 5", "answer": "A", "options": ["4", "5"]} for i in range(8)]
+    bindings = own_questions(raw_model, tmp_path, rows, "choice")
+    _, lines, _ = dry_run(["toy.gin"], [*bindings, f"QuestionFile.meta = {meta!r}", "QuestionFile.held_out = 1"])
+    assert ("QuestionFile.meta lacks 'options'" in lines.get("likely wrong", "")) == (not meta)
+
+
 def test_options_that_the_model_never_sees_are_named_until_they_stand_in_the_prompts(dry_run, raw_model, tmp_path):
     for ending, unseen in (("", 4), ("\nA) 40\nB) 50", 0)):
         rows = [{"prompt": f"1+{i}={ending}", "answer": "A", "options": ["A)40", "B)50"]} for i in range(4)]
@@ -293,6 +301,19 @@ def test_the_local_engine_on_a_gpu_has_hours_that_say_on_which_card_their_figure
 def test_an_experience_that_is_not_there_is_named(dry_run, warm_model):
     done, _, errors = dry_run(["toy.gin"], [*small_bindings(warm_model), "Work.experience = '/nowhere/experts.jsonl'"])
     assert (done.returncode, errors) == (2, ["error: /nowhere/experts.jsonl: no such file (Work.experience)"])
+
+
+def test_a_folder_of_other_things_is_named_and_a_checkpoint_that_is_not_there_begins_no_run(
+    run_script, raw_model, tmp_path
+):
+    (tmp_path / "train.parquet").touch()
+    words = ("train.py", "--gin", "toy.gin", *set_words(small_bindings(raw_model)), "--dry-run", "--out")
+    done = run_script(*words, tmp_path)
+    assert done.returncode == 2
+    assert f"error: {tmp_path} is not empty and holds no run (it has train.parquet)" in done.stderr
+    for option, begins in ((["--resume"], True), (["--resume-from", "checkpoint-5"], False)):
+        done = run_script(*words, tmp_path / "new", *option)
+        assert ("nothing to resume, the run begins" in done.stderr) == begins
 
 
 def test_golds_stand_beside_their_questions_and_lengths_and_likely_mistakes_are_said(dry_run, raw_model, tmp_path):

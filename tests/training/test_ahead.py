@@ -16,6 +16,7 @@ from engine_builders import LOGPROB_ERROR, K, float32_error, plain_stats, questi
 from run_builders import rows, timeless, train_small
 from step_builders import begin, decide_verdicts
 
+from exgrpo_orlhf.config import ConfigError
 from exgrpo_orlhf.grader.grade import Grade
 from exgrpo_orlhf.records import Rollout, RolloutGroup
 from exgrpo_orlhf.replay import Plan
@@ -172,6 +173,15 @@ def test_the_next_batch_is_planned_before_this_one_is_observed_and_replay_starts
         shares[name] = [row["replay/actual_share"] for row in timeless(tmp_path / name)[1:]]
     assert [share > 0 for share in shares["synchronous"]] == [False, True, False, False]
     assert [share > 0 for share in shares["ahead"]] == [False, False, True, False]
+
+
+def test_an_age_of_2_is_the_least_with_which_something_is_replayed(warm_model, tmp_path):
+    with pytest.raises(ConfigError, match=r"max_age = 1 .* replays nothing.* bind 2 or more"):
+        begin(warm_model, tmp_path, AHEAD, "ReplayBuffer.max_age = 1")
+    run = Watched(warm_model, tmp_path, "ReplayBuffer.max_age = 2", "RetirementPolicy.at_accuracy = None")
+    for _ in range(4):
+        run.step()
+    assert run.metrics[-1]["replay/actual_share"] > 0
 
 
 @pytest.fixture

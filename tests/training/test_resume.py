@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import shutil
@@ -433,6 +434,33 @@ def test_a_run_is_not_resumed_with_other_validation_questions_or_with_a_best_met
     file.write_text('{"prompt": "1+1+1+2=", "answer": "5"}\n')
     with pytest.raises(ValueError, match=r"made with another validation set .* bring Work.validation's questions back"):
         train_small(raw_model, run, "train.steps = 2", *settings, resume=True)
+
+
+def test_questions_with_other_columns_are_named_on_resume_and_a_moved_file_is_no_other_one(raw_model, tmp_path, caplog):
+    def file(name: str, tests: str, n: int = 8) -> list[str]:
+        path = tmp_path / name / "questions.jsonl"
+        path.parent.mkdir()
+        rows = [{"prompt": f"{i}+1=", "answer": str(i + 1), "tests": tests} for i in range(n)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings = ["Work.questions = @QuestionFile()", "Work.validation = None", "train.eval_every = None"]
+        settings += ["QuestionFile.answer = 'answer'", "QuestionFile.meta = ('tests',)", "Verifier.kind = 'exact'"]
+        return [*settings, f"QuestionFile.path = {str(path)!r}"]
+
+    def warnings(name: str, tests: str, steps: int) -> int:
+        caplog.clear()
+        train_small(raw_model, tmp_path / "run", *file(name, tests), f"train.steps = {steps}", resume=steps > 1)
+        return caplog.text.count("further columns (QuestionFile.meta, extra_info) are not those of")
+
+    assert warnings("a", "1", steps=1) == 0
+    assert warnings("b", "1", steps=2) == 0
+    assert warnings("c", "2", steps=3) == 1
+    state = json.loads((path := tmp_path / "run" / "checkpoint-3" / "trainer" / "state.json").read_text())
+    del state["content"]  # as an earlier version wrote it
+    path.write_text(json.dumps(state))
+    manifest.seal(path.parents[1], 3, manifest.read(path.parents[1]).run, {})
+    assert warnings("d", "1", steps=4) == 0
+    with pytest.raises(ValueError, match="made with another question set"):
+        train_small(raw_model, tmp_path / "run", *file("e", "1", 9), "train.steps = 5", resume=True)
 
 
 def test_a_template_that_writes_the_date_cannot_be_resumed_on_another_day_unseen(raw_model, tmp_path, monkeypatch):
