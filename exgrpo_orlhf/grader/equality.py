@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from string import ascii_letters
 
 from . import symbolic
 from .latex import canonical, clean, number, plain_text, same_number, with_commands, words
@@ -165,7 +166,26 @@ def _same_structure(gold: str, answer: str, level: int) -> bool | None:
     gold_parts, answer_parts = (several, inside) if len(lists[0]) > 1 else (inside, several)
     if brackets[0] == "{":
         return _any_order(gold_parts, answer_parts, level)
-    return _in_order([_value(p) for p in gold_parts], [_value(p) for p in answer_parts], level)
+    return _in_order(_values(gold_parts, _names(answer)), _values(answer_parts, _names(gold)), level)
+
+
+def _names(text: str) -> list[str]:
+    """x and y of "(x, y) = (1, 2)"."""
+    brackets = enclosed(relation(text)[0][1]) if _value(text) != text else None
+    return items(brackets[1]) if brackets else []
+
+
+def _values(parts: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The values of y = 2, x = 1 in the order of these names, else of letters that follow each other in the alphabet;
+    of other parts as they stand."""
+    values = {relation(part)[0][1]: _value(part) for part in parts if _value(part) != part}
+    alphabetical = "".join(sorted(values))
+    if len(values) == len(parts):
+        if set(names) == values.keys():
+            return [values[name] for name in names]
+        if len(alphabetical) == len(parts) and alphabetical in ascii_letters:
+            return [values[name] for name in alphabetical]
+    return [_value(part) for part in parts]
 
 
 def _without_thousands(text: str) -> str:

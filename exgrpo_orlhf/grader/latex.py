@@ -138,7 +138,7 @@ def with_commands(text: str) -> str:
     root = lambda match: r"\sqrt" if match[1] is None else rf"\sqrt{{{match[1]}}}"
     text = re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)sqrt\s?(?:\(([^()]*)\)|(?=[\[{]))", root, text)
     text = re.sub(r"\\?log_10(?=[\s({])|(?<![\\A-Za-z])log10(?=\s?\()", r"\\log_{10}", text)
-    next_to = rf"\s?\(|_[\d{{a-z]|\^[\d{{]|\s[a-z0-9]\b|\s\\|\s(?:{_FUNCTIONS})\b"
+    next_to = rf"\s?\(|_[\d{{a-z]|\^[\d{{]|\s\d|\s[a-z]\b|\s\\|\s(?:{_FUNCTIONS})\b"
     text = re.sub(rf"(?<![A-Za-z\\])(?<![A-Za-z]\{{)({_FUNCTIONS})(?={next_to})", r"\\\1", text)
     text = re.sub(r"\\lg(?![A-Za-z])", r"\\log_{10}", text)
     return re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)pi(?![A-Za-z])", r"\\pi ", text)

@@ -13,6 +13,7 @@ from math_verify.grader import should_treat_as_complex
 from sympy import Abs, Basic, Derivative, Expr, Integral, Limit, MatrixBase, MatrixExpr, Pow, Product, Sum, Symbol, log
 
 from .latex import number
+from .units import TRIGONOMETRIC
 
 for _name in ("math_verify", "latex2sympy2_extended"):
     logging.getLogger(_name).setLevel(logging.ERROR)
@@ -29,6 +30,7 @@ _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _EXPONENT = re.compile(r"\{([^{}]*)\}|(\{)|(\d+|.|$)")
+_DEGREES = re.compile(r"(?:\{\s*([\d.]+)\s*\}|\(\s*([\d.]+)\s*\)|([\d.]+))\s*\^\s?\{\\circ\}")
 _NUMERIC_POWER = re.compile(r"(?<![\d.])(\d+)\s*\^\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 
 
@@ -115,6 +117,8 @@ def _parsed(text: str, is_real: bool = True) -> Any:
         # It takes A^T for the A of a number, and the t of \sin t for a unit.
         text = re.sub(r"(?<![A-Za-z\\])([A-Z])\s?\^\s?(?:\{T\}|T(?![A-Za-z]))", r"\1_{T}", text)
         text = re.sub(r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log|exp)) ([a-z])(?![A-Za-z_^(\s])", r"\1{\2}", text)
+        if TRIGONOMETRIC.search(text):  # it drops degrees
+            text = _DEGREES.sub(r"{\\frac{\1\2\3\\pi}{180}}", text)
         normal = normalize_latex(text, _NORMALIZATION)
         parsed = latex2sympy(normal, is_real=is_real, convert_degrees=False, normalization_config=None)
     except MemoryError:

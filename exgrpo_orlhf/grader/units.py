@@ -41,6 +41,7 @@ _NO_UNIT = re.compile(
     re.IGNORECASE,
 )
 _DEGREES = re.compile(r"^(.*\S)\s*\^\{\\circ\}\s*(?:\\(?:text|mathrm)\s*\{\s*)?([CFK])?\s*\}?$")
+TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]|\s?\^\s?\{?-)")  # no inverse
 _UPRIGHT = r"\\(?:text|mathrm|operatorname)\s*\{"
 _OHM = r"(?:\\(?:Omega|ohm)(?![A-Za-z])|[Ω\u2126])"
 _BRACES = r"\s*(?:\[[^\]]*\]\s*)?\{((?:[^{}]|\{[^{}]*\})*)\}"
@@ -76,7 +77,7 @@ def without_unit(text: str) -> tuple[str, str]:
     text = re.sub(r"(?<=[\d.}])\s*\\(?:text|mathrm)\s*\{((?:[^{}]|\{-?\d\})*)\}", _flat, text)
     if re.fullmatch(r"[-+]?\$\s?\S.*", text):
         return re.sub(r"^([-+]?)\$\s?", r"\1", text), "$"
-    if match := _DEGREES.match(text):
+    if (match := _DEGREES.match(text)) and not TRIGONOMETRIC.search(text):
         return match[1], f"deg{(match[2] or '').lower()}"
     match = _TEXT_END.match(text)
     if match and not _NO_UNIT.search(match[2]) and match[1][-1] not in "_^({+-*/=,":
