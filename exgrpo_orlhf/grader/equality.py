@@ -30,6 +30,12 @@ _REMARK = re.compile(  # 7 \text{ (since } x > 0)
     r"(?<=[\w)}\]])\s*[,;]?\s*(?:\\text\s*\{)?\s*[,;]?\s*\(?\s*(?:\\text\s*\{\s*)?\b(?:since|because|reject(?:ing)?|discard(?:ing)?)\b.*",
     re.DOTALL,
 )
+_ABOUT = r"(?:about|approximately|approx\.?|roughly|(?:the )?(?:final )?answer(?: is|\s?:))"
+_LEAD = re.compile(  # \approx 5, \text{about } 5, \text{Final Answer: } 5
+    rf"^\s*(?:\\(?:approx|sim)(?![a-z])|\\text\s*\{{\s*{_ABOUT}\s*\}}|(\\text\s*\{{\s*)?{_ABOUT}\s)\s*(?=[-+.\d$(]|\\(?!text))",
+    re.IGNORECASE,
+)
+_ALSO = re.compile(r"\s*(?:\\text\s*\{\s*)?\(\s*(?:\\text\s*\{\s*)?or\s+\}?([^()]*)\)\s*\}?$")  # 1/2 (or 0.5)
 _REALS = {
     r"\mathbb{R}", r"\mathbbR", "R", "allrealnumbers", "allreals", r"(-\infty,\infty)", r"(-\infty,+\infty)",
     r"x\in\mathbb{R}",
@@ -45,7 +51,8 @@ def same(gold: str, answer: str) -> bool:
 
     Not symmetric: a gold "x = 5" is answered by 5, but a gold that is an equation is not answered by its right side.
     """
-    gold, answer = clean(gold), _REMARK.sub("", clean(answer))
+    gold, answer = (_LEAD.sub(r"\1", clean(text)) for text in (gold, answer))
+    answer = _ALSO.sub(r" or \1", _REMARK.sub("", answer))
     answer += "}" * (answer.count("{") - answer.count("}"))  # of the \text{ whose end was part of a remark
     if not gold or not answer:
         return False
@@ -160,8 +167,11 @@ def _same_structure(gold: str, answer: str, level: int) -> bool | None:
     # One enumerates and the other encloses: 1, 2 and {1, 2}; x=1, y=2 and (1, 2).
     single, several = (answer, lists[0]) if len(lists[0]) > 1 else (gold, lists[1])
     brackets = enclosed(_value(single))
-    if brackets is None:
-        return False
+    if brackets is None:  # 5/4 or 1.25
+        names = {side for part in lists[1] if is_name(side := relation(part)[0][1])}
+        if single == answer or "or" not in answer or len(names) > 1 or re.search(r"[,;]|\band\b", answer):
+            return False
+        return all(_same(gold, part, level + 1) for part in lists[1])
     inside = items(alternatives(brackets[1]))
     gold_parts, answer_parts = (several, inside) if len(lists[0]) > 1 else (inside, several)
     if brackets[0] == "{":
@@ -315,9 +325,12 @@ def _same_approximation(gold: str, sides: list[tuple[str, str]], level: int) -> 
     exact, rounded = sides[0][1], sides[-1][1]
     if len(sides) > 2:
         exact = next(sides[i - 1][1] for i, (sign, _) in enumerate(sides) if sign == "\\approx")
-    a, b = number(without_unit(exact)[0]), number(without_unit(rounded)[0])
+    plain, decimal = (without_unit(side)[0] for side in (exact, rounded))
+    a, b = number(plain), number(decimal)
     if a and b and abs(a.value - b.value) * 50 > max(abs(a.value), abs(b.value)):
         return False
     if _same(gold, exact, level + 1):
         return True
-    return (bool(a) or is_name(exact)) and _same(gold, rounded, level + 1)
+    # An exact value whose distance from twice the rounded one is not known is no calculation.
+    is_known = bool(a) or is_name(exact) or symbolic.far_apart(plain, f"2 \\cdot ({decimal})")
+    return is_known and not symbolic.far_apart(plain, decimal) and _same(gold, rounded, level + 1)

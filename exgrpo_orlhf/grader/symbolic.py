@@ -24,7 +24,10 @@ _POWER = 20_000  # largest exponent that is computed with
 _ARGUMENT = 2_000  # largest argument of a factorial, a binomial, or limit of a sum or product
 _COUNTING = r"binom|\\prod|\\sum|\\choose|Gamma|zeta|\\dots|\\cdots|\\ldots"
 _VARIABLE = re.compile(r"(?<![A-Za-z\\])[abcdfghj-zA-DF-HJ-Z](?![A-Za-z(])")
-_CALCULATION = re.compile(r"(?!.*\d\s+\d)(?:[\d\s.+\-*/^!(){}]|\\(?:frac|sqrt|cdot|times|div|pi|binom)(?![A-Za-z]))+")
+_CALCULATION = re.compile(
+    r"(?!.*\d\s+\d)(?:[\d\s.+\-*/^!(){}]|\\(?:frac|sqrt|cdot|times|div|pi|binom|ln)(?![A-Za-z])|e(?=\s?\^)"
+    r"|\\(?:sin|cos|tan)[\s({]*[\d.]+\s?\^\{\\circ\})+"
+)
 _ALLOWED = re.compile(r"[0-9A-Za-z\\{}()\[\]^_+\-*/=<>,.!|&:;'%\s]+")
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
