@@ -37,7 +37,7 @@ _LEAD = re.compile(  # \approx 5, \text{about } 5, \text{Final Answer: } 5
 )
 _ALSO = re.compile(r"\s*(?:\\text\s*\{\s*)?\(\s*(?:\\text\s*\{\s*)?or\s+\}?([^()]*)\)\s*\}?$")  # 1/2 (or 0.5)
 _REALS = {
-    r"\mathbb{R}", r"\mathbbR", "R", "allrealnumbers", "allreals", r"(-\infty,\infty)", r"(-\infty,+\infty)",
+    r"\mathbb{R}", "R", "allrealnumbers", "allreals", r"(-\infty,\infty)", r"(-\infty,+\infty)",
     r"x\in\mathbb{R}",
 }  # fmt: skip
 _WITHOUT = re.compile(r"\\ne\b|\bexcept\b|\bexcluding\b")

@@ -15,7 +15,7 @@ _UNICODE = str.maketrans(
         "−": "-", "–": "-", "—": "-", "﹣": "-", "＋": "+", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
         "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^{\circ}",
         "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ",
-        "∩": r"\cap ", "∈": r"\in ",
+        "∩": r"\cap ", "∈": r"\in ", "ℤ": r"\mathbb{Z}", "¢": r"\text{¢}",
         "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "，": ",", "（": "(",
         "）": ")", "：": ":", "；": ";", "。": ".", "％": "%", "＝": "=", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
@@ -66,6 +66,10 @@ _ARGUMENT = r"\s*(?:\{([^{}]*)\}|(\\[A-Za-z]+|[A-Za-z0-9]))"
 _WORD_BELOW = re.compile(  # a word in a symbol's subscript is part of its name
     r"_\s*(?:\{\s*\\(?:text|mathrm)\s*\{\s*([^{}]*?)\s*\}\s*\}|\\(?:text|mathrm)\s*\{\s*([^{}]*?)\s*\})"
 )
+_MARKED = re.compile(  # \vec v, \mathbb Z, \overline3, \hat\theta
+    r"\\(vec|hat|bar|dot|tilde|overline|mathbb|mathcal)"
+    r"(?:\s+([A-Za-z]|\d(?!\d))|\s*([A-Z]|\d(?!\d)|\\[A-Za-z]+(?![A-Za-z]|\s*\{)))"
+)
 _ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d|[A-Za-z](?![A-Za-z]))")
 _FUNCTIONS = "sin|cos|tan|cot|csc|ln|log|lg|exp"  # "sec" may be seconds
 _INFINITY = r"(?:\\text\s?\{\s*)?(?:(negative |minus )|(?:positive |plus )?)([-+]?)\s*(?:\\text\s?\{\s*)?infinity\s*\}?"
@@ -95,7 +99,7 @@ def clean(text: str) -> str:
     text = _RAISED.sub(lambda match: "^{" + match[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")) + "}", text)
     text = upright(text).translate(_UNICODE)
     text = re.sub(r"(?<!\d)\d+(?:\{,\}\d+)+", _commas, text)
-    text = re.sub(r"\\mathbb\s*R(?![A-Za-z])", r"\\mathbb{R}", text)
+    text = _MARKED.sub(r"\\\1{\2\3}", text)
     text = re.sub(r"(?<=R\})\s*(?:-|\\(?=\s))\s*(?=\\?\{)|(?<=R)\s*\\\s+(?=\\?\{)", r"\\setminus ", text)  # R - \{2\}
     text = _undelimited(_SPACES.sub(" ", re.sub(r"(,)\s*\\!\s*|\{([,:])\}", r"\1\2", text)))
     if (marks := re.findall(r"(?<!\\)\$", text)) and len(marks) % 2 == 0:  # $3$, $5$: delimiters, not dollars
