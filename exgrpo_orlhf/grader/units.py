@@ -78,10 +78,14 @@ def without_unit(text: str) -> tuple[str, str]:
         unit = f"{match[2]}/{match[3]}"
         if re.search(r"\\(?:text|mathrm)", unit) or _is_unit(unit, attached=True):
             return match[1], _name(unit)
+    if (match := re.fullmatch(rf"{_UPRIGHT}([^{{}}]*)\}}", text)) and (inside := without_unit(match[1]))[1]:
+        return inside  # \text{12 cm}
     text = re.sub(r"(?<=\d)\s([kMGm]?)\s?\\Omega$", r" \\text{\1Ω}", text.strip())
     text = re.sub(r"(?<=[\d.}])\s*\\(?:text|mathrm)\s*\{((?:[^{}]|\{-?\d\})*)\}", _flat, text)
     if re.fullmatch(r"[-+]?\$\s?\S.*", text):
         return re.sub(r"^([-+]?)\$\s?", r"\1", text), "$"
+    if re.fullmatch(r".*\d\s?¢", text):
+        return text[:-1].strip(), "cent"
     if (match := _DEGREES.match(text)) and not TRIGONOMETRIC.search(text):
         return match[1], f"deg{(match[2] or '').lower()}"
     match = _TEXT_END.match(text)
