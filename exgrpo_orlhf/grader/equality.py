@@ -36,6 +36,10 @@ _LEAD = re.compile(  # \approx 5, \text{about } 5, \text{Final Answer: } 5
     re.IGNORECASE,
 )
 _ALSO = re.compile(r"\s*(?:\\text\s*\{\s*)?\(\s*(?:\\text\s*\{\s*)?or\s+\}?([^()]*)\)\s*\}?$")  # 1/2 (or 0.5)
+_PARAMETER = re.compile(  # k\pi, k \in \mathbb{Z}; k\pi (where k is an integer)
+    r"(?:(\()|[\s,;])\s*(?:(?:where|for|with)\s)?\s*(?:(?:any|all|an|each)\s)?\s*"
+    r"(?:integers?\s+([a-z])|([a-z])\s*(?:\\in\s*\\mathbb\{Z\}|\sis (?:an|any) integer|\san integer))\s*(?(1)\))$"
+)
 _REALS = {
     r"\mathbb{R}", "R", "allrealnumbers", "allreals", r"(-\infty,\infty)", r"(-\infty,+\infty)",
     r"x\in\mathbb{R}",
@@ -51,7 +55,7 @@ def same(gold: str, answer: str) -> bool:
 
     Not symmetric: a gold "x = 5" is answered by 5, but a gold that is an equation is not answered by its right side.
     """
-    gold, answer = (_LEAD.sub(r"\1", clean(text)) for text in (gold, answer))
+    gold, answer = (_without_range(_LEAD.sub(r"\1", clean(text))) for text in (gold, answer))
     answer = _ALSO.sub(r" or \1", _REMARK.sub("", answer))
     answer += "}" * (answer.count("{") - answer.count("}"))  # of the \text{ whose end was part of a remark
     if not gold or not answer:
@@ -76,6 +80,15 @@ def says_nothing(text: str) -> bool:
     if is_words(text.replace(",", " ")):
         return _NOTHING.fullmatch(words(text)) is not None
     return canonical(re.sub(r"^[a-zA-Z] ?(?:=|\\in) ?", "", text)) in (r"\emptyset", r"\{\}", "{}")
+
+
+def _without_range(text: str) -> str:
+    """Without the remark that a parameter of the answer, which no inequality limits, is an integer."""
+    match = _PARAMETER.search(plain_text(text))
+    rest = match.string[: match.start()].rstrip(" ,;") if match else ""
+    if match is None or re.search(r"[<>]|\\(?:le|ge|in|ne)(?![a-z])", rest):
+        return text
+    return rest if re.search(rf"(?<![A-Za-z\\]){match[2] or match[3]}", rest) else text
 
 
 def _same(gold: str, answer: str, level: int) -> bool:
@@ -121,6 +134,8 @@ def _same_numbers(gold: str, answer: str) -> bool | None:
     (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(answer)
     if unit_x and unit_y and unit_x != unit_y:
         return None
+    if (unit_x and b and b.percent) or (unit_y and a and a.percent):  # 25 cm is not 25 %
+        return False
     a, b = a or number(x), b or number(y)
     return same_number(a, b) if a and b else None
 

@@ -11,6 +11,7 @@ from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_la
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
 from sympy import Abs, Basic, Derivative, Expr, Integral, Limit, MatrixBase, MatrixExpr, Pow, Product, Sum, Symbol, log
+from sympy import I as IMAGINARY_UNIT
 
 from .latex import number
 from .units import TRIGONOMETRIC
@@ -47,6 +48,9 @@ def equal(gold: str, answer: str) -> bool:
         return False
     is_real = not (should_treat_as_complex(gold) or should_treat_as_complex(answer))  # it sees i, but not 2i
     a, b = _parsed(gold, is_real), _parsed(answer, is_real)
+    if isinstance(a, Expr) and isinstance(b, Expr) and {str(x) for x in a.free_symbols | b.free_symbols} == {"i"}:
+        # The parser takes i for a variable.
+        a, b = (side.subs(dict.fromkeys(side.free_symbols, IMAGINARY_UNIT)) for side in (a, b))
     if a is None or b is None or _surely_different(a, b):
         return False
     a, b = _with_positive_variables(a, b)
