@@ -221,9 +221,7 @@ def _label(text: str, options: Mapping[str, str]) -> str | None:
         return match[1].upper()
     if exact := [label for label, option in options.items() if option and _plain(option) == _plain(plain)]:
         return exact[0]
-    spaced = [
-        label for label, option in options.items() if option and canonical(clean(option)) == canonical(clean(text))
-    ]
+    spaced = [label for label, option in options.items() if option and _unspaced(option) == _unspaced(text)]
     if len(spaced) == 1:  # x = 2 is x=2
         return spaced[0]
     match = _WITH_TEXT.fullmatch(plain)
@@ -244,6 +242,12 @@ def _by_text(text: str, options: Mapping[str, str]) -> str | None:
 def _plain(text: str) -> str:
     """An option's text, for telling whether two are written alike."""
     return " ".join(plain_text(text).split()).rstrip(". ")
+
+
+def _unspaced(text: str) -> str:
+    """An option's text without spaces, and a number without the commas of its thousands."""
+    text = canonical(clean(text))
+    return text.replace(",", "") if re.fullmatch(r"[-$]*\d{1,3}(?:,\d{3})+(?:\.\d+)?%?", text) else text
 
 
 def _content(text: str) -> tuple[str, int]:

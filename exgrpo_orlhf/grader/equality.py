@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from string import ascii_letters
 
 from . import symbolic
 from .latex import canonical, clean, number, plain_text, same_number, with_commands, words
@@ -29,8 +30,18 @@ _REMARK = re.compile(  # 7 \text{ (since } x > 0)
     r"(?<=[\w)}\]])\s*[,;]?\s*(?:\\text\s*\{)?\s*[,;]?\s*\(?\s*(?:\\text\s*\{\s*)?\b(?:since|because|reject(?:ing)?|discard(?:ing)?)\b.*",
     re.DOTALL,
 )
+_ABOUT = r"(?:about|approximately|approx\.?|roughly|(?:the )?(?:final )?answer(?: is|\s?:))"
+_LEAD = re.compile(  # \approx 5, \text{about } 5, \text{Final Answer: } 5
+    rf"^\s*(?:\\(?:approx|sim)(?![a-z])|\\text\s*\{{\s*{_ABOUT}\s*\}}|(\\text\s*\{{\s*)?{_ABOUT}\s)\s*(?=[-+.\d$(]|\\(?!text))",
+    re.IGNORECASE,
+)
+_ALSO = re.compile(r"\s*(?:\\text\s*\{\s*)?\(\s*(?:\\text\s*\{\s*)?or\s+\}?([^()]*)\)\s*\}?$")  # 1/2 (or 0.5)
+_PARAMETER = re.compile(  # k\pi, k \in \mathbb{Z}; k\pi (where k is an integer)
+    r"(?:(\()|[\s,;])\s*(?:(?:where|for|with)\s)?\s*(?:(?:any|all|an|each)\s)?\s*"
+    r"(?:integers?\s+([a-z])|([a-z])\s*(?:\\in\s*\\mathbb\{Z\}|\sis (?:an|any) integer|\san integer))\s*(?(1)\))$"
+)
 _REALS = {
-    r"\mathbb{R}", r"\mathbbR", "R", "allrealnumbers", "allreals", r"(-\infty,\infty)", r"(-\infty,+\infty)",
+    r"\mathbb{R}", "R", "allrealnumbers", "allreals", r"(-\infty,\infty)", r"(-\infty,+\infty)",
     r"x\in\mathbb{R}",
 }  # fmt: skip
 _WITHOUT = re.compile(r"\\ne\b|\bexcept\b|\bexcluding\b")
@@ -44,7 +55,8 @@ def same(gold: str, answer: str) -> bool:
 
     Not symmetric: a gold "x = 5" is answered by 5, but a gold that is an equation is not answered by its right side.
     """
-    gold, answer = clean(gold), _REMARK.sub("", clean(answer))
+    gold, answer = (_without_range(_LEAD.sub(r"\1", clean(text))) for text in (gold, answer))
+    answer = _ALSO.sub(r" or \1", _REMARK.sub("", answer))
     answer += "}" * (answer.count("{") - answer.count("}"))  # of the \text{ whose end was part of a remark
     if not gold or not answer:
         return False
@@ -68,6 +80,15 @@ def says_nothing(text: str) -> bool:
     if is_words(text.replace(",", " ")):
         return _NOTHING.fullmatch(words(text)) is not None
     return canonical(re.sub(r"^[a-zA-Z] ?(?:=|\\in) ?", "", text)) in (r"\emptyset", r"\{\}", "{}")
+
+
+def _without_range(text: str) -> str:
+    """Without the remark that a parameter of the answer, which no inequality limits, is an integer."""
+    match = _PARAMETER.search(plain_text(text))
+    rest = match.string[: match.start()].rstrip(" ,;") if match else ""
+    if match is None or re.search(r"[<>]|\\(?:le|ge|in|ne)(?![a-z])", rest):
+        return text
+    return rest if re.search(rf"(?<![A-Za-z\\]){match[2] or match[3]}", rest) else text
 
 
 def _same(gold: str, answer: str, level: int) -> bool:
@@ -113,6 +134,8 @@ def _same_numbers(gold: str, answer: str) -> bool | None:
     (x, unit_x), (y, unit_y) = without_unit(gold), without_unit(answer)
     if unit_x and unit_y and unit_x != unit_y:
         return None
+    if (unit_x and b and b.percent) or (unit_y and a and a.percent):  # 25 cm is not 25 %
+        return False
     a, b = a or number(x), b or number(y)
     return same_number(a, b) if a and b else None
 
@@ -159,13 +182,35 @@ def _same_structure(gold: str, answer: str, level: int) -> bool | None:
     # One enumerates and the other encloses: 1, 2 and {1, 2}; x=1, y=2 and (1, 2).
     single, several = (answer, lists[0]) if len(lists[0]) > 1 else (gold, lists[1])
     brackets = enclosed(_value(single))
-    if brackets is None:
-        return False
+    if brackets is None:  # 5/4 or 1.25
+        names = {side for part in lists[1] if is_name(side := relation(part)[0][1])}
+        if single == answer or "or" not in answer or len(names) > 1 or re.search(r"[,;]|\band\b", answer):
+            return False
+        return all(_same(gold, part, level + 1) for part in lists[1])
     inside = items(alternatives(brackets[1]))
     gold_parts, answer_parts = (several, inside) if len(lists[0]) > 1 else (inside, several)
     if brackets[0] == "{":
         return _any_order(gold_parts, answer_parts, level)
-    return _in_order([_value(p) for p in gold_parts], [_value(p) for p in answer_parts], level)
+    return _in_order(_values(gold_parts, _names(answer)), _values(answer_parts, _names(gold)), level)
+
+
+def _names(text: str) -> list[str]:
+    """x and y of "(x, y) = (1, 2)"."""
+    brackets = enclosed(relation(text)[0][1]) if _value(text) != text else None
+    return items(brackets[1]) if brackets else []
+
+
+def _values(parts: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The values of y = 2, x = 1 in the order of these names, else of letters that follow each other in the alphabet;
+    of other parts as they stand."""
+    values = {relation(part)[0][1]: _value(part) for part in parts if _value(part) != part}
+    alphabetical = "".join(sorted(values))
+    if len(values) == len(parts):
+        if set(names) == values.keys():
+            return [values[name] for name in names]
+        if len(alphabetical) == len(parts) and alphabetical in ascii_letters:
+            return [values[name] for name in alphabetical]
+    return [_value(part) for part in parts]
 
 
 def _without_thousands(text: str) -> str:
@@ -295,9 +340,12 @@ def _same_approximation(gold: str, sides: list[tuple[str, str]], level: int) -> 
     exact, rounded = sides[0][1], sides[-1][1]
     if len(sides) > 2:
         exact = next(sides[i - 1][1] for i, (sign, _) in enumerate(sides) if sign == "\\approx")
-    a, b = number(without_unit(exact)[0]), number(without_unit(rounded)[0])
+    plain, decimal = (without_unit(side)[0] for side in (exact, rounded))
+    a, b = number(plain), number(decimal)
     if a and b and abs(a.value - b.value) * 50 > max(abs(a.value), abs(b.value)):
         return False
     if _same(gold, exact, level + 1):
         return True
-    return (bool(a) or is_name(exact)) and _same(gold, rounded, level + 1)
+    # An exact value whose distance from twice the rounded one is not known is no calculation.
+    is_known = bool(a) or is_name(exact) or symbolic.far_apart(plain, f"2 \\cdot ({decimal})")
+    return is_known and not symbolic.far_apart(plain, decimal) and _same(gold, rounded, level + 1)

@@ -27,6 +27,9 @@ _NEGATED = re.compile(  # "the answer is not 5 but 6", "the answer isn't $x$."
     r"(?:[\s,;]*\bbut\b)?",
     re.IGNORECASE,
 )
+_RULED_OUT = re.compile(  # before a number: it is not 5
+    r"(?:\b(?:can)?not|n['’]t)(?:\s+(?:be|equal)(?:\s+to)?)?[\s$*(\\]*$", re.IGNORECASE
+)
 _REMARK = re.compile(
     r"[,.;]?\s+(?:because|since|which|where|when|as\s+(?:required|desired|requested|shown)|so\s+that|I\s+hope)\b|,\s+(?:so|as|and\s+so)\s",
     re.IGNORECASE,
@@ -116,7 +119,7 @@ def _content(span: re.Match[str]) -> str:
 
 
 def _unmarked(text: str) -> list[Extracted]:
-    """The whole of a short response, and the last formula or number of any."""
+    """The whole of a short response, and the last formula or number of any; nothing where that is ruled out."""
     answers = []
     lines = [line.strip() for line in text.strip().split("\n") if line.strip()]
     if not lines:
@@ -127,7 +130,9 @@ def _unmarked(text: str) -> list[Extracted]:
     spans, numbers = [*_SPAN.finditer(tail)], [*_NUMBER.finditer(tail)]
     span, number = spans[-1] if spans else None, numbers[-1] if numbers else None
     if span is not None and (number is None or number.start() < span.end() or not _content(span)):
-        answers.append(Extracted(_content(span), False, False))
+        last, content = span, _content(span)
     elif number is not None:
-        answers.append(Extracted(number[0], False, False))
-    return answers
+        last, content = number, number[0]
+    else:
+        return answers
+    return [] if _RULED_OUT.search(tail[: last.start()][-40:]) else [*answers, Extracted(content, False, False)]

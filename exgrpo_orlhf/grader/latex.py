@@ -15,7 +15,7 @@ _UNICODE = str.maketrans(
         "−": "-", "–": "-", "—": "-", "﹣": "-", "＋": "+", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
         "÷": "/", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^{\circ}",
         "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ",
-        "∩": r"\cap ", "∈": r"\in ",
+        "∩": r"\cap ", "∈": r"\in ", "ℤ": r"\mathbb{Z}", "≡": r"\equiv ",
         "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "，": ",", "（": "(",
         "）": ")", "：": ":", "；": ";", "。": ".", "％": "%", "＝": "=", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}",
@@ -66,6 +66,17 @@ _ARGUMENT = r"\s*(?:\{([^{}]*)\}|(\\[A-Za-z]+|[A-Za-z0-9]))"
 _WORD_BELOW = re.compile(  # a word in a symbol's subscript is part of its name
     r"_\s*(?:\{\s*\\(?:text|mathrm)\s*\{\s*([^{}]*?)\s*\}\s*\}|\\(?:text|mathrm)\s*\{\s*([^{}]*?)\s*\})"
 )
+_MARKED = re.compile(  # \vec v, \mathbb Z, \overline3, \hat\theta
+    r"\\(vec|hat|bar|dot|tilde|overline|mathbb|mathcal)"
+    r"(?:\s+([A-Za-z]|\d(?!\d))|\s*([A-Z]|\d(?!\d)|\\[A-Za-z]+(?![A-Za-z]|\s*\{)))"
+)
+_REPEATING = re.compile(  # 0.333...
+    r"((?<!\d)\d{0,20}\.\d{0,20}?)(?:(\d)\2{2,}|(\d{2,12}?)\3+)(?:\.\.\.|…|\\[lc]?dots(?![a-z]))"
+)
+_ALIGNED = re.compile(
+    r"\\begin\s*\{(aligned|align\*?|gathered|split|equation\*?)\}((?:(?!\\\\|\\begin).)*)\\end\s*\{\1\}", re.DOTALL
+)
+_MODULUS = re.compile(r"(\()?\s*\\?(?<![A-Za-z])[pb]?mod(?![A-Za-z])\s*(?:\{\s*(\w+)\s*\}|(\w+))\s*(?(1)\))")  # (mod 7)
 _ROOT = re.compile(r"\\sqrt\s*(\[[^\[\]]*\])?\s*(\d|[A-Za-z](?![A-Za-z]))")
 _FUNCTIONS = "sin|cos|tan|cot|csc|ln|log|lg|exp"  # "sec" may be seconds
 _INFINITY = r"(?:\\text\s?\{\s*)?(?:(negative |minus )|(?:positive |plus )?)([-+]?)\s*(?:\\text\s?\{\s*)?infinity\s*\}?"
@@ -95,7 +106,8 @@ def clean(text: str) -> str:
     text = _RAISED.sub(lambda match: "^{" + match[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")) + "}", text)
     text = upright(text).translate(_UNICODE)
     text = re.sub(r"(?<!\d)\d+(?:\{,\}\d+)+", _commas, text)
-    text = re.sub(r"\\mathbb\s*R(?![A-Za-z])", r"\\mathbb{R}", text)
+    text = _MARKED.sub(r"\\\1{\2\3}", _REPEATING.sub(r"\1\\overline{\2\3}", text))
+    text = _ALIGNED.sub(lambda match: match[2].replace("&", ""), text)  # of one line
     text = re.sub(r"(?<=R\})\s*(?:-|\\(?=\s))\s*(?=\\?\{)|(?<=R)\s*\\\s+(?=\\?\{)", r"\\setminus ", text)  # R - \{2\}
     text = _undelimited(_SPACES.sub(" ", re.sub(r"(,)\s*\\!\s*|\{([,:])\}", r"\1\2", text)))
     if (marks := re.findall(r"(?<!\\)\$", text)) and len(marks) % 2 == 0:  # $3$, $5$: delimiters, not dollars
@@ -114,6 +126,8 @@ def clean(text: str) -> str:
     text = re.sub(r"\^\s*(?:\\circ\b|\{\s*\\circ\s*\})", r"^{\\circ}", text)
     text = re.sub(r"\^\s*\{\s*('+)\s*\}|\^\s*('+)", r"\1\2", text)
     text = text.replace("**", "^")
+    if "\\equiv" in text:  # \pmod 7, \mod 7, (\text{mod } 7), \text{ (mod 7)}
+        text = _MODULUS.sub(r"\\pmod{\2\3}", _TEXT.sub(lambda m: m[1] if "mod" in m[1] else m[0], text))
     text = _WORD_BELOW.sub(r"_{\1\2}", text)
     text = re.sub(rf"\\frac{_ARGUMENT}{_ARGUMENT}", r"\\frac{\1\2}{\3\4}", text)  # \frac12, \frac1{72}, \frac ab
     text = re.sub(r"\\frac\s*(\d)(?=\{|\s*\\)", r"\\frac{\1}", text)
@@ -138,7 +152,7 @@ def with_commands(text: str) -> str:
     root = lambda match: r"\sqrt" if match[1] is None else rf"\sqrt{{{match[1]}}}"
     text = re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)sqrt\s?(?:\(([^()]*)\)|(?=[\[{]))", root, text)
     text = re.sub(r"\\?log_10(?=[\s({])|(?<![\\A-Za-z])log10(?=\s?\()", r"\\log_{10}", text)
-    next_to = rf"\s?\(|_[\d{{a-z]|\^[\d{{]|\s[a-z0-9]\b|\s\\|\s(?:{_FUNCTIONS})\b"
+    next_to = rf"\s?\(|_[\d{{a-z]|\^[\d{{]|\s\d|\s[a-z]\b|\s\\|\s(?:{_FUNCTIONS})\b"
     text = re.sub(rf"(?<![A-Za-z\\])(?<![A-Za-z]\{{)({_FUNCTIONS})(?={next_to})", r"\\\1", text)
     text = re.sub(r"\\lg(?![A-Za-z])", r"\\log_{10}", text)
     return re.sub(r"(?<![A-Za-z\\])(?<![A-Za-z]\{)pi(?![A-Za-z])", r"\\pi ", text)

@@ -153,7 +153,7 @@ def interval(text: str) -> Interval | None:
     """[a, b), also written as an inequality: a < x <= b, x > a."""
     if match := _BUILDER.fullmatch(text):  # \{x | x > 0\}
         return interval(match[2]) if re.search(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", match[2]) else None
-    if len(both := _AND.split(text)) == 2:
+    if len(both := _AND.split(text)) == 2 or len(both := [part for _, part in split(text, (",",))]) == 2:
         return _both(*both)
     sides = relation(text)
     if len(sides) == 2 and re.fullmatch(r"\|\s?[a-z]\s?\|", sides[0][1]) and sides[1][0] in ("<", "\\le"):
@@ -192,7 +192,8 @@ def interval(text: str) -> Interval | None:
 def _both(first: str, second: str) -> Interval | None:
     """x > 1 and x < 2."""
     a, b = interval(first), interval(second)
-    if a is None or b is None or {a.low, b.low}.isdisjoint({"-\\infty"}) or relation(first)[0] != relation(second)[0]:
+    names = {next((side for _, side in relation(part) if is_name(side)), part) for part in (first, second)}
+    if a is None or b is None or {a.low, b.low}.isdisjoint({"-\\infty"}) or len(names) > 1:
         return None
     low, high = (a, b) if b.low == "-\\infty" else (b, a)
     return Interval(low.left, low.low, high.high, high.right) if low.high == "\\infty" else None

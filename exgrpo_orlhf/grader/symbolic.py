@@ -11,8 +11,10 @@ from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_la
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
 from sympy import Abs, Basic, Derivative, Expr, Integral, Limit, MatrixBase, MatrixExpr, Pow, Product, Sum, Symbol, log
+from sympy import I as IMAGINARY_UNIT
 
 from .latex import number
+from .units import TRIGONOMETRIC
 
 for _name in ("math_verify", "latex2sympy2_extended"):
     logging.getLogger(_name).setLevel(logging.ERROR)
@@ -23,12 +25,16 @@ _POWER = 20_000  # largest exponent that is computed with
 _ARGUMENT = 2_000  # largest argument of a factorial, a binomial, or limit of a sum or product
 _COUNTING = r"binom|\\prod|\\sum|\\choose|Gamma|zeta|\\dots|\\cdots|\\ldots"
 _VARIABLE = re.compile(r"(?<![A-Za-z\\])[abcdfghj-zA-DF-HJ-Z](?![A-Za-z(])")
-_CALCULATION = re.compile(r"(?!.*\d\s+\d)(?:[\d\s.+\-*/^!(){}]|\\(?:frac|sqrt|cdot|times|div|pi|binom)(?![A-Za-z]))+")
+_CALCULATION = re.compile(
+    r"(?!.*\d\s+\d)(?:[\d\s.+\-*/^!(){}]|\\(?:frac|sqrt|cdot|times|div|pi|binom|ln)(?![A-Za-z])|e(?=\s?\^)"
+    r"|\\(?:sin|cos|tan)[\s({]*[\d.]+\s?\^\{\\circ\})+"
+)
 _ALLOWED = re.compile(r"[0-9A-Za-z\\{}()\[\]^_+\-*/=<>,.!|&:;'%\s]+")
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _EXPONENT = re.compile(r"\{([^{}]*)\}|(\{)|(\d+|.|$)")
+_DEGREES = re.compile(r"(?:\{\s*([\d.]+)\s*\}|\(\s*([\d.]+)\s*\)|([\d.]+))\s*\^\s?\{\\circ\}")
 _NUMERIC_POWER = re.compile(r"(?<![\d.])(\d+)\s*\^\s*(?:\{\s*(\d+)\s*\}|(\d+))")
 
 
@@ -42,6 +48,9 @@ def equal(gold: str, answer: str) -> bool:
         return False
     is_real = not (should_treat_as_complex(gold) or should_treat_as_complex(answer))  # it sees i, but not 2i
     a, b = _parsed(gold, is_real), _parsed(answer, is_real)
+    if isinstance(a, Expr) and isinstance(b, Expr) and {str(x) for x in a.free_symbols | b.free_symbols} == {"i"}:
+        # The parser takes i for a variable.
+        a, b = (side.subs(dict.fromkeys(side.free_symbols, IMAGINARY_UNIT)) for side in (a, b))
     if a is None or b is None or _surely_different(a, b):
         return False
     a, b = _with_positive_variables(a, b)
@@ -115,6 +124,8 @@ def _parsed(text: str, is_real: bool = True) -> Any:
         # It takes A^T for the A of a number, and the t of \sin t for a unit.
         text = re.sub(r"(?<![A-Za-z\\])([A-Z])\s?\^\s?(?:\{T\}|T(?![A-Za-z]))", r"\1_{T}", text)
         text = re.sub(r"(\\(?:sin|cos|tan|cot|sec|csc|ln|log|exp)) ([a-z])(?![A-Za-z_^(\s])", r"\1{\2}", text)
+        if TRIGONOMETRIC.search(text):  # it drops degrees
+            text = _DEGREES.sub(r"{\\frac{\1\2\3\\pi}{180}}", text)
         normal = normalize_latex(text, _NORMALIZATION)
         parsed = latex2sympy(normal, is_real=is_real, convert_degrees=False, normalization_config=None)
     except MemoryError:

@@ -41,9 +41,11 @@ _NO_UNIT = re.compile(
     re.IGNORECASE,
 )
 _DEGREES = re.compile(r"^(.*\S)\s*\^\{\\circ\}\s*(?:\\(?:text|mathrm)\s*\{\s*)?([CFK])?\s*\}?$")
+TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z]|\s?\^\s?\{?-)")  # no inverse
 _UPRIGHT = r"\\(?:text|mathrm|operatorname)\s*\{"
 _OHM = r"(?:\\(?:Omega|ohm)(?![A-Za-z])|[Ω\u2126])"
 _BRACES = r"\s*(?:\[[^\]]*\]\s*)?\{((?:[^{}]|\{[^{}]*\})*)\}"
+_OVER = re.compile(rf"(.*[\d.)}}])\s*\\frac{_BRACES}{_BRACES}", re.DOTALL)
 _SIUNITX = re.compile(rf"\\(?:(?:SI|qty){_BRACES}|(?:si|unit)){_BRACES}")
 _QUANTITY = re.compile(rf"\\(pu|num|ang){_BRACES}".replace("((", r"\s*([-+]?[\d.,]*(?:[eE][-+]?\d+)?)\s*((", 1))
 _flat = lambda match: r" \text{" + re.sub("[{}]", "", match[1]) + "}"
@@ -72,11 +74,19 @@ def without_unit(text: str) -> tuple[str, str]:
     """(the answer without its unit, the unit's name); the name is '' without a unit, or for a unit not listed here."""
     if match := _LARGE_AND_UNIT.fullmatch(re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).strip()):  # 5 million people
         return match[1], _name(match[2])
+    if (match := _OVER.fullmatch(text)) and _name(match[2]) and _name(match[3]):  # 60 \frac{\text{km}}{\text{h}}
+        unit = f"{match[2]}/{match[3]}"
+        if re.search(r"\\(?:text|mathrm)", unit) or _is_unit(unit, attached=True):
+            return match[1], _name(unit)
+    if (match := re.fullmatch(rf"{_UPRIGHT}([^{{}}]*)\}}", text)) and (inside := without_unit(match[1]))[1]:
+        return inside  # \text{12 cm}
     text = re.sub(r"(?<=\d)\s([kMGm]?)\s?\\Omega$", r" \\text{\1Ω}", text.strip())
     text = re.sub(r"(?<=[\d.}])\s*\\(?:text|mathrm)\s*\{((?:[^{}]|\{-?\d\})*)\}", _flat, text)
     if re.fullmatch(r"[-+]?\$\s?\S.*", text):
         return re.sub(r"^([-+]?)\$\s?", r"\1", text), "$"
-    if match := _DEGREES.match(text):
+    if re.fullmatch(r".*\d\s?¢", text):
+        return text[:-1].strip(), "cent"
+    if (match := _DEGREES.match(text)) and not TRIGONOMETRIC.search(text):
         return match[1], f"deg{(match[2] or '').lower()}"
     match = _TEXT_END.match(text)
     if match and not _NO_UNIT.search(match[2]) and match[1][-1] not in "_^({+-*/=,":
