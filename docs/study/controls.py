@@ -29,7 +29,7 @@ from pays import CONFIRMED, TUNING, Run, evaluations, runs_of, smallest_end  # n
 from exgrpo_orlhf import config  # noqa: E402
 from exgrpo_orlhf.io.files import write  # noqa: E402
 from exgrpo_orlhf.show.charts import curve, drawing, png  # noqa: E402
-from exgrpo_orlhf.show.seeds import mean, sign_flip  # noqa: E402
+from exgrpo_orlhf.show.seeds import holm, mean, sign_flip  # noqa: E402
 from exgrpo_orlhf.show.tables import NONE, csv_text, first_few, markdown_table, p_value  # noqa: E402
 
 LADDER = ("2.5e-5", "5e-5", "1e-4", "2e-4", "4e-4", "8e-4")  # of rates
@@ -74,6 +74,29 @@ class Bed(NamedTuple):
         return own | (self.others.grids if self.others else {}) | paid
 
 
+class Choice(NamedTuple):
+    """What is compared on a bed, by its tuning seeds. rates: of all arms; found: the bed's runs"""
+
+    method: str
+    control: str
+    rates: dict[str, str]
+    found: dict[tuple[str, str, int], Run]
+
+    @property
+    def missing(self) -> list[tuple[str, str, int]]:
+        needed = [(arm, self.rates[arm], seed) for arm in (self.method, self.control) for seed in CONFIRMED]
+        return [key for key in needed if key not in self.found]
+
+    def gains(self, one: str, other: str) -> tuple[str, list[float]]:
+        """Differences by seed at the most tokens that both arms' report runs have reached, and what is said of them."""
+        of_arms = [[self.found[arm, self.rates[arm], seed] for seed in CONFIRMED] for arm in (one, other)]
+        tokens = smallest_end([run for of_arm in of_arms for run in of_arm])
+        ours, theirs = ([run.at(tokens) for run in of_arm] for of_arm in of_arms)
+        means = f"{np.mean(ours):.3f} and {np.mean(theirs):.3f}"
+        gains = [a - b for a, b in zip(ours, theirs, strict=True)]
+        return f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {means}", gains
+
+
 CONTROLS = Bed("controls", ("method",), LADDER[1:5], more=("supervised_k8",), twice=True)
 PREFIXES, FEWER = ("prefixes_k4", "prefixes_k8"), LADDER[1:4]
 BEDS = {
@@ -83,6 +106,7 @@ BEDS = {
     "prefixes_once": Bed("prefixes_once", PREFIXES, (), paid="once"),
     "prefixes_mostly": Bed("prefixes_mostly", PREFIXES, FEWER),
 }
+PLANNED = [name for name in BEDS if name != "controls"]
 
 
 def main() -> int:
@@ -94,7 +118,7 @@ def main() -> int:
         bed = BEDS[arguments.bed]
         if arguments.add:
             add(arguments.add, bed)
-        print("\n".join(answer(bed)))
+        print("\n".join([*answer(bed), *(corrected() if arguments.bed in PLANNED else ())]))
     except (OSError, KeyError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -138,11 +162,31 @@ def runs(bed: Bed) -> dict[tuple[str, str, int], Run]:
 
 def answer(bed: Bed) -> list[str]:
     """The tuning table; then the test, or which runs it lacks."""
+    lines, choice = _choice(bed)
+    return lines if choice is None else lines + _test(choice, bed.twice)
+
+
+def corrected() -> list[str]:
+    """The p-values of plan_prefixes.md, by Holm's method over the beds that have been run to the end."""
+    tested = {}
+    for name in PLANNED:
+        choice = _choice(BEDS[name])[1]
+        if choice and not choice.missing:
+            tested[name] = float(sign_flip(choice.gains(choice.method, choice.control)[1]))
+    values = zip(tested, tested.values(), holm(list(tested.values())), strict=True)
+    return [
+        "",
+        *(f"{name}: exact p {p_value(p)}, by Holm over {len(tested)} beds {p_value(q)}" for name, p, q in values),
+    ]
+
+
+def _choice(bed: Bed) -> tuple[list[str], Choice | None]:
+    """The tuning table, and what is compared by it; None where tuning runs are missing."""
     grids, found = bed.grids, runs(bed)
     tuned = {key: run for key, run in found.items() if run.seed in TUNING and run.arm in grids}
     wanted = [(arm, rate, seed) for arm, rates in grids.items() for rate in rates for seed in TUNING]
     if not tuned:
-        return [f"none of the {len(wanted)} tuning runs is there"]
+        return [f"none of the {len(wanted)} tuning runs is there"], None
     tokens = smallest_end([run for run in tuned.values() if run.accuracy[-1] > 0] or [*tuned.values()])
 
     def level(arm: str, rate: str) -> float:
@@ -162,14 +206,14 @@ def answer(bed: Bed) -> list[str]:
         wanted += [(arm, rate, seed) for arm, rate in edges.items() for seed in TUNING]
         missing = [key for key in wanted if key not in tuned]
     if missing:
-        return [*lines, "", f"{len(missing)} of {len(wanted)} tuning runs are missing: {_names(missing)}"]
+        return [*lines, "", f"{len(missing)} of {len(wanted)} tuning runs are missing: {_names(missing)}"], None
     rates = {arm: best(arm, LADDER) for arm in grids}
     end = lambda arm: np.mean([tuned[arm, rates[arm], seed].at(tokens) for seed in TUNING])
     method = max(bed.methods, key=end)
     control = max((arm for arm in grids if arm not in bed.methods), key=end)
     lines += ["", *(f"{arm}: rate {rates[arm]}, {end(arm):.3f} at {tokens:,.0f} tokens" for arm in grids)]
     lines += ["", f"{method} against {control}, chosen by the tuning seeds"]
-    return lines + _test(method, control, rates, found, bed.twice)
+    return lines, Choice(method, control, rates, found)
 
 
 def _beyond(rate: str, grid: tuple[str, ...]) -> str | None:
@@ -178,40 +222,25 @@ def _beyond(rate: str, grid: tuple[str, ...]) -> str | None:
     return LADDER[at - 1] if rate == grid[0] else LADDER[at + 1] if rate == grid[-1] else None
 
 
-def _test(
-    method: str, control: str, rates: dict[str, str], found: dict[tuple[str, str, int], Run], twice: bool
-) -> list[str]:
-    needed = [(arm, rates[arm], seed) for arm in (method, control) for seed in CONFIRMED]
-    if missing := [key for key in needed if key not in found]:
-        return [f"{len(missing)} of {len(needed)} report runs are missing: {_names(missing)}"]
+def _test(choice: Choice, twice: bool) -> list[str]:
+    method, control, rates, found = choice
+    if missing := choice.missing:
+        return [f"{len(missing)} of {2 * len(CONFIRMED)} report runs are missing: {_names(missing)}"]
     said = []
     others = [arm for arm in rates if arm not in (method, control)]
     others = [arm for arm in others if all((arm, rates[arm], seed) in found for seed in CONFIRMED)]
     for one, other in ((method, control), *((ours, arm) for arm in others for ours in (method, control))):
-        tokens, *of_both = _pairs((one, other), rates, found)
-        gains = [ours - theirs for ours, theirs in zip(*of_both, strict=True)]
-        means = " and ".join(f"{np.mean(values):.3f}" for values in of_both)
+        described, gains = choice.gains(one, other)
         tested = f"exact p {p_value(float(sign_flip(gains)))}" if other == control else f"described: {one} and {other}"
-        said.append(f"at {tokens:,.0f} tokens, {len(CONFIRMED)} seeds: {means}, {shown(mean(gains))}, {tested}")
+        said.append(f"{described}, {shown(mean(gains))}, {tested}")
     if not twice:
         return said
-    longer = {arm + TWICE: rates[arm] for arm in (method, control)}
-    wanted = [(arm, rate, seed) for arm, rate in longer.items() for seed in CONFIRMED]
-    if missing := [key for key in wanted if key not in found]:
-        return [*said, f"{len(missing)} of {len(wanted)} runs of twice the steps are missing: {_names(missing)}"]
-    tokens, *of_both = _pairs((method + TWICE, control + TWICE), longer, found)
-    means = " and ".join(f"{np.mean(values):.3f}" for values in of_both)
-    return [*said, f"at {tokens:,.0f} tokens, described: {means}"]
-
-
-def _pairs(
-    arms: tuple[str, str], rates: dict[str, str], found: dict[tuple[str, str, int], Run]
-) -> tuple[float, list[float], list[float]]:
-    """The most tokens that both arms' report runs have reached, and the accuracies of each there, by seed."""
-    of_arms = [[found[arm, rates[arm], seed] for seed in CONFIRMED] for arm in arms]
-    tokens = smallest_end([*of_arms[0], *of_arms[1]])
-    one, other = ([run.at(tokens) for run in of_arm] for of_arm in of_arms)
-    return tokens, one, other
+    longer = choice._replace(rates={arm + TWICE: rates[arm] for arm in (method, control)})
+    longer = longer._replace(method=method + TWICE, control=control + TWICE)
+    if missing := longer.missing:
+        return [*said, f"{len(missing)} of {2 * len(CONFIRMED)} runs of twice the steps are missing: {_names(missing)}"]
+    described, gains = longer.gains(longer.method, longer.control)
+    return [*said, f"{described}, {shown(mean(gains))}, described: twice the steps"]
 
 
 def picture() -> bytes:

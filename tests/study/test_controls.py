@@ -74,7 +74,8 @@ def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test
         made += rows(controls, "method_twice", "1e-4", seed, 0.6, 200.0)
         made += rows(controls, "asked_again_k4_twice", "1e-4", seed, 0.7, 200.0)
     bed.file.write_text(csv_text(controls.HEAD, made))
-    assert controls.answer(bed)[-1] == "at 200 tokens, described: 0.600 and 0.700"
+    said = "at 200 tokens, 8 seeds: 0.600 and 0.700, -0.100, described: twice the steps"
+    assert controls.answer(bed)[-1] == said
 
 
 def test_a_bed_takes_its_controls_from_another_beds_runs(controls):
@@ -114,6 +115,18 @@ def test_a_bed_with_bound_rates_has_others_of_the_study_and_asks_for_no_rate_bey
     assert chosen == "prefixes_k8 against late, chosen by the tuning seeds"
     assert missing.startswith("16 of 16 report runs are missing: prefixes_k8 2e-4 seed 10")
     assert missing.endswith(" more")
+    assert controls.corrected() == [""]
+    for seed in controls.CONFIRMED:
+        made += rows(controls, "prefixes_k8", "2e-4", seed, 0.3 + seed / 1000)
+        more = ({"step": i, "accuracy": 0.1 * i, "generated": 100 * i / 3} for i in range(4))
+        paid += [
+            dict.fromkeys(pays.HEAD, 0) | {"bed": "once", "arm": "late", "rate": "4e-4", "seed": seed} | row
+            for row in more
+        ]
+    pays.FILE.write_text(csv_text(pays.HEAD, paid))
+    bed.file.write_text(csv_text(controls.HEAD, made))
+    assert controls.answer(bed)[-1].endswith("exact p 0.0078")
+    assert controls.corrected() == ["", "prefixes_once: exact p 0.0078, by Holm over 1 beds 0.0078"]
 
 
 def test_a_finished_run_is_added_once_by_its_folders_name_and_an_unfinished_one_is_not(controls, raw_model, tmp_path):
