@@ -247,6 +247,10 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             "ReplayMixer.injection = @Prefix()", "Prefix.of = 'both'", "Prefix.share = @AdaptiveShare()",
             "Prefix.cut = 'line'", "ReplayBuffer.replays_unsolved = True",
         ),
+        "continued, one share": chains(
+            "ReplayMixer.injection = @Prefix()", "Prefix.share = @AdaptiveShare()", "AdaptiveShare.shared = True",
+            "ReplayBuffer.replays_unsolved = True",
+        ),
         "continued failures": chains(
             "ReplayMixer.injection = @Prefix()", "Prefix.of = 'failures'", "Prefix.share = @UniformShare()",
             "Prefix.choice = 'selected'", "Prefix.cut = 'sentence'",

@@ -260,7 +260,7 @@ def test_a_borrowed_buffer_brings_experience_and_no_mastery(tmp_path):
     capped = ReplayBuffer(RetirementPolicy(), per_question=1, max_bytes=100)
     few = load_for_new_run(tmp_path / "replay", capped, "f", {"a", "b"})
     assert few.n_bytes <= 100
-    assert (stored(few, "a"), stored(few, "b")) == ([], [3]), "the new run's caps hold at once"
+    assert (stored(few, "a"), stored(few, "b")) == ([2], []), "the new run's caps hold at once"
     one_each = ReplayBuffer(RetirementPolicy(), per_question=1)
     load_for_new_run(tmp_path / "replay", one_each, "f", {"a", "b"})
     assert (stored(one_each, "a"), stored(one_each, "b")) == ([2], [3]), "of each question the newest"
