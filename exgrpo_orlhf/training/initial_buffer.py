@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +21,8 @@ from ..records import Question, Rollout, Trajectory
 from ..replay import ReplayBuffer, snapshot
 from ..rewards import Verifier
 from ..rewards.grading import written_to
+
+log = logging.getLogger(__name__)
 
 
 def load(experiment: Experiment, questions: Sequence[Question], prompts: PromptEncoder) -> ReplayBuffer:
@@ -95,6 +98,8 @@ def _check(
         ends = {prompts.tokenizer.eos_token_id, *prompts.turn_ends()}
         for trajectory in [*stored, *(_trajectories(buffer.failed) if buffer.failed else ())]:
             prefix.check_stored(trajectory, room, ends, str(path))
+    if prefix and buffer.failed is not None and not buffer.failed.n_trajectories:
+        log.warning("%s has no failures that Prefix.of = %r could continue; the run's own come later", path, prefix.of)
     if added := mixer.injection.added_rows:
         added.check_stored(stored, str(path))
     planned = sum(map(len, mixer.injection.candidates(buffer).values()))

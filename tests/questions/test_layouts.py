@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_orlhf import config
-from exgrpo_orlhf.questions import QuestionFile
+from exgrpo_orlhf.questions import QuestionFile, content_hash
 from exgrpo_orlhf.questions.overlap import write_rows
+from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.training.load_questions import load_questions
 
 ASKED = [("What is 1 + 1?", "2"), ("Ann has 1,000 pens;\nBen has 5. How many?", "1005")]
@@ -190,3 +191,17 @@ def test_the_layouts_are_those_that_the_page_lists():
     page = (Path(__file__).parents[2] / "docs" / "questions.md").read_text()
     rows = page[page.index("| format |") :].partition("\n\n")[0]
     assert {f".{name.split('.')[1]}" for name in LAYOUTS} == set(re.findall(r"`(\.\w+)`", rows)) - {".gz"}
+
+
+def test_the_hash_of_questions_takes_any_column_and_is_the_same_for_equal_ones():
+    class Board:
+        pass
+
+    def hashed(*values: object) -> str:
+        return content_hash(
+            [Question("1", "p", "a", "s", {"entry": value, "row": i}) for i, value in enumerate(values)]
+        )
+
+    mixed = lambda: {(0, 1): 2, "a": {3: Board()}}  # keys and values that JSON has not
+    assert hashed(mixed()) == hashed(mixed())
+    assert hashed({"tests": [1]}) != hashed({"tests": [2]})

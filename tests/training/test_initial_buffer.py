@@ -212,7 +212,7 @@ def test_experts_are_read_once_and_a_resumed_run_has_them_from_its_checkpoint(wa
 
 
 def test_failures_of_another_run_are_checked_and_a_pool_without_what_is_replayed_is_refused(
-    warm_model, tmp_path, monkeypatch
+    warm_model, tmp_path, monkeypatch, caplog
 ):
     """`Prefix.of = 'failures'` draws from a pool of its own; late injection plans no question and needs any success."""
     prefix = [
@@ -230,8 +230,11 @@ def test_failures_of_another_run_are_checked_and_a_pool_without_what_is_replayed
     alone = ["ReplayMixer.collects = False", "ReplayBuffer.replays_unsolved = True", "train.steps = 1"]
     with pytest.raises(ValueError, match="there is nothing to replay in it"):
         train_small(warm_model, tmp_path / "none", *prefix, *alone, pools["successes"], "Prefix.of = 'failures'")
+    assert "replay has no failures that Prefix.of = 'failures' could continue" in caplog.text
+    caplog.clear()
     assert all(checked)
     train_small(warm_model, tmp_path / "failures_again", *prefix, *alone, pools["failures"], "Prefix.of = 'failures'")
+    assert "has no failures" not in caplog.text
     assert not all(checked)
     late = ["ReplayMixer.injection = @LateInjection()", "ReplayMixer.rho = 0.0", "train.eval_every = None"]
     train_small(warm_model, tmp_path / "late", *late, *alone, pools["successes"])
