@@ -102,8 +102,9 @@ class ReplayMixer:
             f"ReplayMixer.rho_end 0 or None, got {self.rho!r} and {self.rho_end!r}; @UnlessSolved() with "
             "UnlessSolved.late = @LateInjection() does both",
         )
+        prefix = self.injection.prefix
         require(
-            not (self.injection.prefix and self.collects and largest == 1),
+            not (prefix and prefix.share.largest > 0 and self.collects and largest == 1),
             "ReplayMixer.rho = 1 with @Prefix() would continue the same questions for ever: a continued group stores "
             "nothing and measures no accuracy; leave some questions plain (0.75), or bind ReplayMixer.collects = False",
         )

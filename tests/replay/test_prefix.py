@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +15,7 @@ from exgrpo_orlhf.checks import ConfigError
 from exgrpo_orlhf.objective import GroupAdvantages
 from exgrpo_orlhf.records import Rollout, RolloutGroup, Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
+from exgrpo_orlhf.replay.plan import Plan, SelectedBatch
 from exgrpo_orlhf.replay.prefix import AdaptiveShare, FixedShare, Prefix, UniformShare
 
 FAILED = ["wrong"] * K
@@ -159,6 +161,20 @@ def test_a_whole_batch_of_continued_groups_is_refused_where_nothing_else_would_b
     with pytest.raises(ValueError, match=r"ReplayMixer\.rho = 1 with @Prefix\(\) would continue the same questions"):
         mixer(rho=1.0, injection=Prefix())
     mixer(rho=1.0, injection=Prefix(), collects=False)
+    mixer(rho=1.0, injection=Prefix(share=FixedShare(0.0)))
+
+
+def test_what_went_wrong_in_a_continued_group_is_counted_and_its_rewards_are_not():
+    mixing = mixer(b=2, injection=Prefix())
+    failed = continued(group(["error", "timeout", "wrong", "wrong"]))
+    cut_off = tuple(replace(rollout, finish="length") for rollout in failed.rollouts)
+    groups = [group(["correct"] * K, QUESTIONS[1]), replace(failed, rollouts=cut_off)]
+    completed = mixing.complete(groups, {})
+    plan = Plan(3, [QUESTIONS[1]], [QUESTIONS[0]], {})
+    metrics = SelectedBatch(plan, completed, completed, None).metrics()
+    assert (metrics["reward/mean"], metrics["reward/pass_at_1"], metrics["reward/no_answer_share"]) == (1, 1, 0)
+    assert (metrics["reward/error_share"], metrics["reward/timeout_share"]) == (1 / 8, 1 / 8)
+    assert metrics["rollout/truncated_share"] == 1 / 2
 
 
 def test_a_uniform_share_is_drawn_for_each_group_within_its_bounds():
