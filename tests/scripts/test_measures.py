@@ -95,6 +95,21 @@ def test_stored_failures_are_not_among_the_correct_responses(warm_model, tmp_pat
     assert sum(int(row["responses"]) for row in table if row["reasoning"] == "all") == sum(rewards)
 
 
+def test_responses_that_continue_a_stored_one_are_not_among_the_fresh_ones(warm_model, tmp_path):
+    continues = ("ReplayMixer.injection = @Prefix()", "ReplayBuffer.replays_unsolved = True", "Prefix.target = 0.9")
+    run_here(warm_model, [*MIXED_PHASE, *continues], tmp_path, resume=False)
+    logged = [
+        (f"{row['step']}/{group['id']}/{i}", one.get("given", 0))
+        for row in rows(tmp_path / "rollouts.jsonl")
+        for group in row["questions"]
+        for i, one in enumerate(group["responses"])
+        if one["kind"] == "fresh"
+    ]
+    assert any(given for _, given in logged)
+    keys = {one.key for one in found(tmp_path) if one.kind == "fresh"}
+    assert keys == {key for key, given in logged if not given}
+
+
 @pytest.mark.parametrize("words", [("valid", "invalid"), ("[[A]]", "[[B]]")])
 def test_the_last_of_the_judges_words_is_its_verdict(words, tmp_path):
     response = measures.Response("fresh", "1/a/0", 1, "p", "a", "t", Fraction(1, 2), 0.5, True, None, True)

@@ -154,12 +154,13 @@ def test_lucky_guesses_are_recognised_by_the_checker_and_separated_by_entropy(wa
 
 
 def test_forgotten_and_recovered_are_shares_of_the_questions_that_are_drawn_again(tmp_path: Path) -> None:
-    """a: unsolved, solved, unsolved, solved; b: solved, then replayed without success, which does not count."""
+    """a: unsolved, solved, unsolved, solved; b: solved, then replayed without success, c: solved from a given
+    beginning: neither counts."""
     seen = [
         [("a", "fresh", 8, 0), ("b", "fresh", 8, 3), ("c", "injected", 8, 0)],
         [("a", "fresh", 8, 1), ("b", "replayed", 7, 0), ("c", "left_out", 0, 0)],
         [("a", "fresh", 8, 0), ("b", "fresh", 8, 8)],
-        [("a", "fresh", 8, 2)],
+        [("a", "fresh", 8, 2), ("c", "continued", 8, 4)],
     ]
     run = tmp_path / "late" / "seed3"
     run.mkdir(parents=True)
