@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from ..checks import Constraint, Count, Finite, Positive, check_settings, require
-from ..workers.fork_server import ForkServer, kept
+from ..workers.fork_server import ForkServer, content_of, kept
 
 _PACKAGED = ("chain_calculator.py", "word_calculator.py")  # the environments of this package
 
@@ -65,7 +66,12 @@ class Environment:
     def server(self) -> ForkServer:
         """This process's, made at its first use: a worker of it plays an episode, whose first call is the reset and has
         a "seed"."""
-        return kept((self.file(), self.memory), self._server)
+        return kept((self.file(), self.memory), self._server, self._content)
+
+    @cached_property
+    def _content(self) -> str | None:
+        """The file's, when it is used first: an edit during a run changes nothing in it."""
+        return content_of(Path(self.file()))
 
     def _server(self) -> ForkServer:
         settings = {"path": self.file(), "memory": self.memory}

@@ -59,10 +59,13 @@ class Player:
                 play.close()
 
     def text(self, turn: Rollout) -> str:
-        """As OpenRLHF's agents see a turn: with special tokens, without the end token."""
+        """As OpenRLHF's agents see a turn: with special tokens, without the end token, and up to the text that ends a
+        turn, behind which its last token may have more."""
         ids = turn.token_ids.tolist()
         text = str(self.tokenizer.decode(ids, skip_special_tokens=False))
-        if turn.finish == "length" or any(stop in text for stop in self.environment.stop):
+        if ends := [text.index(stop) + len(stop) for stop in self.environment.stop if stop in text]:
+            return text[: min(ends)]
+        if turn.finish == "length":
             return text
         return str(self.tokenizer.decode(ids[:-1], skip_special_tokens=False))
 

@@ -143,7 +143,10 @@ def grading(
     form = _form_of(parameters, tool)
     if form is None or (form.tool != "trl" and required - form.names()):
         bound = "" if tool is None else f" with Verifier.tool = {tool!r}"
-        raise ValueError(f"Verifier.function = {where!r}{bound} takes {', '.join(parameters)}; {_ACCEPTED}")
+        told = "" if tool else ". Where the parameters do not tell which, Verifier.tool does: 'openrlhf', 'trl', 'verl'"
+        raise ValueError(f"Verifier.function = {where!r}{bound} takes {', '.join(parameters)}; {_ACCEPTED}{told}")
+    if alone := [name for name, arg in parameters.items() if arg.kind is arg.POSITIONAL_ONLY]:
+        raise ValueError(f"Verifier.function = {where!r} takes {alone[0]} by position alone: write no / behind it")
     no_column = f"{file.name} takes {{}}, which is no column of the questions: add it to QuestionFile.meta"
     absent = required - form.names() - set(required if columns is None else columns)
     if absent:
@@ -163,7 +166,8 @@ def grading(
             result = _loop().run(_awaited(result)) if inspect.isawaitable(result) else result
             rewards, scores, extra = _read(result, form, len(answers))
             # OpenRLHF's extra_logs may be anything, which `logs_of` reports; it fills no `logs`.
-            own_logs, left_out = logs_of({**logs, **extra} if logs else extra, len(answers))
+            source = "log_extra" if logs else "extra_logs"
+            own_logs, left_out = logs_of({**logs, **extra} if logs else extra, len(answers), source)
         except MemoryError:
             raise
         except Exception as error:

@@ -33,15 +33,19 @@ def load(settings: Mapping[str, Any]) -> Grading:
     module, _, function = (kind.loads or "").partition(":")
     columns = {"columns": settings.get("columns")} if kind.whole else {}
     grader = getattr(import_module(module), function)(*(settings.get(name) for name in kind.settings), **columns)
-    if isinstance(grader, Grading):
-        return grader._replace(grade=partial(_shortened, grader.grade))
-    return Grading("response", partial(_shortened, lambda answers: [grader(answer) for answer in answers]))
+    if not isinstance(grader, Grading):
+        one = grader
+        grader = Grading("response", lambda answers: [one(answer) for answer in answers])
+    return grader._replace(grade=partial(_shortened, grader.grade, not kind.whole))
 
 
-def _shortened(grade: Callable[[Sequence[Answer]], list[Grade]], answers: Sequence[Answer]) -> list[Grade]:
-    """The grades, their texts cut off."""
+def _shortened(
+    grade: Callable[[Sequence[Answer]], list[Grade]], checked: bool, answers: Sequence[Answer]
+) -> list[Grade]:
+    """The grades, their texts cut off. checked: whether an answer that is not correct may have lacked memory, which
+    sympy does not say; a user's function says it, and may have used it and be right"""
     grades = grade(answers)
-    if not all(item.correct for item in grades):
+    if checked and not all(item.correct for item in grades):
         check_memory()
     return [
         replace(item, extracted=item.extracted and item.extracted[:SHOWN], reason=item.reason and item.reason[:SHOWN])

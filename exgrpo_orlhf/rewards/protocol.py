@@ -16,10 +16,11 @@ def openrlhf_lists(answers: Sequence[Answer]) -> dict[str, list[Any]]:
     return {"queries": [*queries], "prompts": [*prompts], "labels": [answer.gold for answer in answers]}
 
 
-def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]], str | None]:
+def logs_of(extra: Any, count: int, source: str = "extra_logs") -> tuple[list[tuple[tuple[str, float], ...]], str | None]:
     """OpenRLHF's extra_logs: by name a list, array or tensor with a number for each of `count` queries.
 
-    Returns the names and numbers of each query, and which names have something else and are left out.
+    Returns the names and numbers of each query, and which names have something else and are left out. source: where the
+    logs are from, for that message
     """
     logs: list[tuple[tuple[str, float], ...]] = [()] * count
     bad = [] if isinstance(extra, Mapping) or extra is None else [f"{extra!r:.80}"]
@@ -31,7 +32,7 @@ def logs_of(extra: Any, count: int) -> tuple[list[tuple[tuple[str, float], ...]]
             logs = [(*pairs, (metric, float(value))) for pairs, value in zip(logs, values, strict=True)]
         else:
             bad.append(str(name))
-    return logs, f"extra_logs without a finite number for each query: {', '.join(bad)}" if bad else None
+    return logs, f"{source} without a finite number for each query: {', '.join(bad)}" if bad else None
 
 
 def single(value: Any) -> Any:

@@ -20,6 +20,7 @@ from ..io.http_client import address_fault
 from ..io.redaction import address_only
 from ..records import Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
+from ..workers.fork_server import content_of
 from .function import is_function, name_of, named
 from .grading import Answers, as_in_other_readers, in_format, weighted_sum
 from .kinds import GROUP, kind_named
@@ -348,4 +349,9 @@ class Verifier:
             return server(self._urls(), self.timeout, self.tries, workers, success_at)
         read = {name: getattr(self, name) for name in ("kind", "memory", *kind.settings)}
         settings = {name: success_at if name == "success_at" else value for name, value in read.items()}
-        return pool(settings, self.timeout + kind.grace, workers)
+        return pool(settings, self.timeout + kind.grace, workers, self._content)
+
+    @cached_property
+    def _content(self) -> str | None:
+        """Of the user's function, when it is used first: an edit of its file during a run changes nothing in it."""
+        return None if self.function is None else content_of(named(self.function)[0])

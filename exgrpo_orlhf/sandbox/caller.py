@@ -48,10 +48,13 @@ def main() -> None:
     names = vars(module)
     if "class Solution" in program:
         exec(_IMPORTS, names)
-    exec(compile(program, "solution", "exec"), names)
+    imported = dict(names)
+    exec(compile(program, "solution", "exec", dont_inherit=True), names)
     packed = []
     for name, call in calls:
-        function = names[name] if name in names else getattr(names["Solution"](), name)
+        # Methods are called merge or compress too, which the imports have.
+        is_method = names.get(name) is imported.get(name) and hasattr(names.get("Solution"), name)
+        function = getattr(names["Solution"](), name) if is_method else names[name]
         packed.append(pack(eval(call, {name: function})))
     with os.fdopen(results, "w") as file:
         file.write(json.dumps(packed) + "\n")

@@ -93,11 +93,12 @@ def read_json_call(name: str, arguments: Any, expected: Any, wrapped: bool = Fal
     wrapped: whether the expected one is a list that may hold the result instead of being it. Raises ValueError."""
     if not isinstance(arguments, list):
         raise ValueError(f"the input of a call is the list of its arguments, not {arguments!r:.80}")
+    name = name.removeprefix("Solution().").removeprefix("Solution.")
     text = f"{name}({', '.join(map(repr, arguments))})"
     try:
         call = _literal_call(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{text:.120} cannot be called: its arguments are no JSON") from error
+        raise ValueError(f"{text:.120} cannot be called: fn_name is a function's name alone, and its arguments are JSON") from error
 
     def passes(result: Any, expected: Any) -> bool:
         result = json.loads(json.dumps(result))

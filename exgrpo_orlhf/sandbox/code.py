@@ -5,8 +5,9 @@ which the tests call, or read standard input if the tests have any; of all where
 
 meta["tests"], or the gold answer where there are none, as JSON or as Python:
     {"inputs": [stdin, …], "outputs": [stdout, …]}, or [{"input": …, "output": …}, …]: a fresh process for each
-    {"fn_name": "f", "inputs": [[argument, …], …], "outputs": [result, …]}: calls in one process, of the program's f
-        or its Solution().f; where every output is a list of one, as in APPS and TACO, its item is a right result too
+    {"fn_name": "f", "inputs": [[argument, …], …], "outputs": [result, …]}, or [{"fn_name": …, "input": …, …}, …]: calls
+        in one process, of the program's f or its Solution().f; where every output is a list of one, as in APPS and
+        TACO, its item is a right result too
     "assert f(1) == 2\\nassert …", or a list of such lines: the same, read from Python (`calls.py`)
 
 A program that crashes, never ends or takes too much memory is a wrong answer. Output is compared line by line and word
@@ -57,12 +58,14 @@ _READS = re.compile(  # standard input; what sets it (sys.stdin = …) or hands 
 _NO_FENCES = str.maketrans("`~", "''")
 _PYTHON = ("python", "python3", "py")
 _LONGEST = 100_000  # bytes of a program: it travels as one argument
+_MOST_STARTS = 45.0  # seconds that are added for the starts of interpreters; within the pool's grace
 _CALLER = Path(__file__).with_name("caller.py").read_text()
 
 
 def grader(timeout: float, memory: int) -> Grader:
     """timeout: seconds for all tests of a program; memory: MiB. Raises NoSandbox if this machine has no sandbox."""
     sandbox.check_available()
+    _start_seconds()  # once, before the workers are forked
 
     def grade(answer: Answer) -> Grade:
         try:
@@ -85,7 +88,7 @@ def passes(program: str, tests: dict[str, str] | list[Call], timeout: float, mem
         [run] = sandbox.run(["-c", _CALLER], [orders], timeout, memory)
         return run.how == "exit 0" and all_pass(tests, run.output)
     length = sum(len(expected.encode("utf-8", "replace")) for expected in tests.values())
-    limit = timeout + len(tests) * _start_seconds()
+    limit = timeout + min(len(tests) * _start_seconds(), _MOST_STARTS)
     runs = sandbox.run(["-c", program], list(tests), limit, memory, length)  # up to the first that fails
     outputs = [run.output for run in runs if run.how == "exit 0"]
     return len(outputs) == len(tests) and all(map(_same_output, outputs, tests.values()))
@@ -233,7 +236,7 @@ def read_tests(tests: Any) -> dict[str, str] | list[Call]:
     name = None
     if isinstance(tests, Mapping):
         name, inputs, outputs = (tests.get(key) for key in ("fn_name", "inputs", "outputs"))
-        if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or len(inputs) != len(outputs):
+        if not (isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple) and len(inputs) == len(outputs)):
             raise ValueError("tests are {'inputs': […], 'outputs': […]} of equal length")
         tests = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
     if not isinstance(tests, Sequence) or not tests:
@@ -244,11 +247,18 @@ def read_tests(tests: Any) -> dict[str, str] | list[Call]:
         raise ValueError(f"there are no tests in {tests!r:.80}")
     if not all(isinstance(test, Mapping) and {"input", "output"} <= set(test) for test in tests):
         raise ValueError("tests are assert lines, or {'input': stdin, 'output': stdout}")
-    if name:
+    if any(names := [test.get("fn_name") or name for test in tests]):
+        if not all(names):
+            raise ValueError("some tests name a function (fn_name) and others do not")
         lists = [isinstance(test["output"], list) and len(test["output"]) == 1 for test in tests]
-        return [read_json_call(str(name), test["input"], test["output"], all(lists)) for test in tests]
+        pairs = zip(names, tests, strict=True)
+        return [read_json_call(str(name), test["input"], test["output"], all(lists)) for name, test in pairs]
     outputs_of: dict[str, str] = {}
     for test in tests:
+        if (kind := test.get("testtype", test.get("type", "stdin"))) not in ("stdin", "stdin_stdout"):
+            raise ValueError(f"a test of type {kind!r} calls a function: add its name to each test as 'fn_name'")
+        if test["input"] is None or test["output"] is None:
+            raise ValueError("a test's input and output are texts, or lists of lines; one of them is None")
         text, expected = _lines(test["input"]), _lines(test["output"])
         if _words(outputs_of.setdefault(text, expected)) != _words(expected):
             raise ValueError(f"two tests have the input {text!r:.80} and different outputs")
@@ -281,5 +291,5 @@ KIND = Kind(
     takes_list=True,
     check=tests_of,
     tries_loading=True,
-    grace=60.0,  # for the sandbox around a program, which has the limit, and the starts of its interpreters
+    grace=_MOST_STARTS + 15.0,  # for the sandbox around a program, which has the limit, and the starts of its interpreters
 )

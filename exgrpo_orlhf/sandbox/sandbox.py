@@ -30,8 +30,9 @@ namespaces.main(int(sys.argv[2]))
 _ROOT = Path(__file__).resolve().parents[2]
 MOST_DIGITS = 50_000  # of an integer that is read or printed, as in LiveCodeBench; Python's own limit is 4,300
 _MOST_OUTPUT = 4 * 2**20  # bytes
-# The system's programs and libraries.
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache")
+_LIBRARIES = ("bin", "sbin", "lib", "lib64", "lib32")  # of the system and of Python; not src, where a project may lie
+_SYSTEM = (*(f"/{own}" for own in _LIBRARIES), *(f"/usr/{own}" for own in _LIBRARIES), "/usr/libexec", "/etc/ld.so.cache")
+_FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}  # a program's verdict is the same each time
 _GRACE = 1.5  # seconds for making and unmaking the namespaces
 
 
@@ -52,7 +53,7 @@ class Run(NamedTuple):
 def run(
     program: Sequence[str], inputs: Sequence[str], timeout: float, memory: int, expected_output: int = 0
 ) -> list[Run]:
-    """Run `python -I <program…>` on each input, in order, up to the first run that does not exit with 0. Each has a new
+    """Run `python -s -P <program…>` on each input, in order, up to the first run that does not exit with 0. Each has a new
     process and an empty /tmp.
 
     timeout: seconds for all of them; memory: MiB, of each process and of all together; expected_output: bytes of all
@@ -61,8 +62,8 @@ def run(
     """
     interpreter = _interpreter()
     orders = {
-        "command": [interpreter, "-I", "-B", "-X", f"int_max_str_digits={MOST_DIGITS}", *program],
-        "environment": {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+        "command": [interpreter, "-s", "-P", "-B", "-X", f"int_max_str_digits={MOST_DIGITS}", *program],
+        "environment": {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", **_FIXED},
         **_orders(inputs, timeout, memory),
         "most_output_of_all": expected_output + _MOST_OUTPUT,
     }
@@ -107,7 +108,8 @@ def call(function: Callable[[], str], timeout: float, memory: int, folders: Sequ
 
 
 def _orders(inputs: Sequence[str], timeout: float, memory: int, folders: Sequence[str] = ()) -> dict[str, Any]:
-    python = (sys.base_prefix, sys.base_exec_prefix, str(Path(_interpreter()).resolve().parents[1]))
+    prefixes = (sys.base_prefix, sys.base_exec_prefix, str(Path(_interpreter()).resolve().parents[1]))
+    python = [f"{prefix}/{own}" for prefix in prefixes for own in _LIBRARIES]
     more = {folder for folder in (*python, *folders) if not any(Path(folder).is_relative_to(own) for own in _SYSTEM)}
     limits = {"timeout": timeout, "memory": memory, "most_output": _MOST_OUTPUT, "most_output_of_all": _MOST_OUTPUT}
     return {"inputs": list(inputs), "folders": [*_SYSTEM, *more], **limits}  # folders: visible inside

@@ -137,6 +137,14 @@ def test_one_loop_serves_all_turns_of_an_async_class_and_each_episode_has_an_ins
     close_workers()
 
 
+def test_an_edited_environment_is_played_by_the_next_run(tmp_path):
+    source = "class Own:\n    def reset(self, states): return {'observation': states['observation'] + '%s'}\n"
+    source += "    def step(self, states): return {'rewards': 1.0, 'environment_feedback': '', 'done': True}\n"
+    for added in ("a", "b"):
+        one = environment(tmp_path, source % added)
+        assert begin(one).reply(WAIT) == Reply(f"6*7?{added}")
+
+
 def test_the_same_seed_gives_the_same_episode_in_another_process_too(broken):
     first, second, other = (begin(broken, seed).reply(WAIT).observation for seed in (7, 7, 8))
     assert first == second != other

@@ -209,6 +209,13 @@ def test_a_text_that_ends_a_turn_can_be_a_special_tokens_and_then_the_environmen
     assert seen == hidden + special
 
 
+def test_a_turn_ends_with_its_stop_text_whatever_else_its_last_token_has(warm_model, own):
+    engine = make_engine(warm_model)
+    ids = np.array(engine.tokenizer("1+2=", add_special_tokens=False)["input_ids"], np.int32)
+    player = Player(own(stop=("7", "+2")), engine.prompts, 24)
+    assert player.text(Rollout(ids, "stop")) == "1+2"
+
+
 def test_an_evaluation_in_which_most_episodes_fail_ends_the_run(warm_model, own, tmp_path):
     environment = own(step="1 / 0", done=True)
     bindings = [f"Environment.path = {environment.path!r}", "Environment.timeout = 60.0"]

@@ -59,6 +59,31 @@ def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters
         reward(tmp_path, f"def f({parameters}):\n    return 1.0")
 
 
+def test_what_cannot_be_called_by_name_is_refused_and_the_binding_that_tells_the_tool_is_named(tmp_path):
+    with pytest.raises(ValueError, match="takes prompts by position alone"):
+        reward(tmp_path, "def f(prompts, completions, /, **_):\n    return [1.0]")
+    with pytest.raises(ValueError, match="Verifier.tool does: 'openrlhf', 'trl', 'verl'"):
+        reward(tmp_path, "def f(prompts, **kwargs):\n    return [1.0]")
+
+
+def test_an_edited_function_is_used_by_the_next_verifier_and_by_none_that_has_begun(tmp_path):
+    path, question = tmp_path / "reward.py", Question.make("t", "", "1")
+    source = "def f(solution_str, ground_truth):\n    return {}\n"
+    path.write_text(source.format(0.25))
+    begun = Verifier("function", function=f"{path}:f", workers=1)
+    assert begun.grade_all([(question, "1")])[0].reward == 0.25
+    path.write_text(source.format(0.75))
+    assert begun.grade_all([(question, "1")])[0].reward == 0.25
+    assert Verifier("function", function=f"{path}:f", workers=1).grade_all([(question, "1")])[0].reward == 0.75
+
+
+def test_a_function_may_have_needed_much_memory_whatever_the_reward(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def f(solution_str, ground_truth):\n    len(bytearray(245 * 2**20))\n    return 0.25\n")
+    verifier = Verifier("function", function=f"{path}:f", workers=1, memory=256, max_failed_share=1.0)
+    assert verifier.grade(Question.make("t", "", "1"), "1").reward == 0.25
+
+
 def test_a_file_without_the_function_is_named(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def other(): pass")

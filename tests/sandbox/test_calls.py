@@ -40,6 +40,9 @@ RIGHT = {
     ),
     "floats in containers": ("def f(x): return {'a': [x * 3, (x,)]}", "assert f(0.1) == {'a': [0.3, (0.1,)]}"),
     "a builtin's name": ("def sum(a, b): return a * b", "assert sum(10, 15) == 150"),
+    "a method of an import's name": ("class Solution:\n def merge(self, x): return sum(x)", "assert merge([1, 2]) == 3"),
+    "an import of its own": ("from heapq import merge\ndef f(x): return [*merge(x, [2])]", "assert f([1]) == [1, 2]"),
+    "types of arguments": ("def f(x: int): return f.__annotations__['x'] is int", "assert f(1) is True"),
     "calls in order": ("n = []\ndef f():\n    n.append(0)\n    return len(n)", "assert f() == 1", "assert f() == 2"),
     "a thread that goes on, and noise": (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()\ndef f(): print(2); return 1",
@@ -55,6 +58,7 @@ WRONG = {
     "a float near an integer": ("def f(x): return 3.0000001", "assert f(1) == 3"),
     "no function": ("", "assert f(1) == 2"),
     "an error at once": ("1 / 0", "assert f(1) == 2"),
+    "a name that nobody has": ("def f(x: List[int]): return 2", "assert f([1]) == 2"),
     "no Python": ("syntax error", "assert f(1) == 2"),
     "input": ("input()\ndef f(x): return 2", "assert f(1) == 2"),
     "an exception with a long name": ("def f(x): raise type('E' * 5000, (Exception,), {})", "assert f(1) == 2"),

@@ -106,6 +106,7 @@ BREACHES = {  # each prints what is right if it succeeds
     "10 GB": "x = bytearray(10 * 2**30)\nprint(3)",
     "file outside": f"open({OUTSIDE!r}).read()\nprint(3)",
     "passwords": "open('/etc/passwd').read()\nprint(3)",
+    "where projects lie": "import os\nif {'src', 'share'} & {*os.listdir('/usr')}: print(3)",
     "own project": f"import os\nos.listdir({str(Path(__file__).parent)!r})\nprint(3)",
     "write outside": "open('/usr/marked-by-the-test', 'w')\nprint(3)",
     "any socket": "import socket\nsocket.socket(socket.AF_UNIX)\nprint(3)",
@@ -140,7 +141,16 @@ def test_the_starts_of_interpreters_are_no_part_of_it(monkeypatch):
     monkeypatch.setattr(code, "_start_seconds", lambda: 0.5)
     monkeypatch.setattr(code.sandbox, "run", lambda *rest: limits.append(rest[2]) or run(*rest))
     assert code.passes("print(input())", {"1": "1", "2": "2"}, 30.0, 256)
-    assert limits == [31.0]
+    monkeypatch.setattr(code, "_start_seconds", lambda: 40.0)  # however many: the pool waits no longer
+    assert code.passes("print(input())", {"1": "1", "2": "2"}, 30.0, 256)
+    assert limits == [31.0, 75.0]
+    assert limits[1] - 30.0 < code.KIND.grace
+
+
+def test_a_program_has_the_same_verdict_each_time():
+    """The order of a set of texts depends on the hash seed."""
+    ordered = f"print(list({{*{[*'abcdefgh']}}}))"
+    assert len({run.output for _ in range(4) for run in code.sandbox.run(["-c", ordered], [""], 30.0, 256)}) == 1
 
 
 INDENTED = "1. So:\n\n   ```python\n   def f(x):\n       return x\n\n   f(1)\n   ```\n2. Done."
@@ -330,8 +340,20 @@ def test_tests_are_read():
         with pytest.raises(ValueError, match="neither JSON nor assert lines"):
             read_tests(broken)
     for values in ("[[Infinity]]", '[[{"a": NaN}]]'):
-        with pytest.raises(ValueError, match=r"f\(.*\) cannot be called: its arguments are no JSON"):
+        with pytest.raises(ValueError, match=r"f\(.*\) cannot be called: fn_name is .* and its arguments are JSON"):
             read_tests(f'{{"fn_name": "f", "inputs": {values}, "outputs": [1]}}')
+    named = {"input": [1, [2]], "output": 3, "type": "function_call", "fn_name": "Solution().f"}
+    assert [call[:3] for call in read_tests([named])] == [("f", "f(1, [2])", 3)]
+    assert read_tests([{"input": "1", "output": "2", "testtype": "stdin"}]) == {"1": "2"}
+    typed = {"input": "[1]\n2", "output": "3", "testtype": "functional"}
+    for wrong, reason in (
+        ([typed], "a test of type 'functional' calls a function: add its name to each test as 'fn_name'"),
+        ([named, {"input": "1", "output": "2"}], "some tests name a function"),
+        ({"inputs": "10", "outputs": "55"}, "of equal length"),
+        ([{"input": None, "output": "1"}], "one of them is None"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            read_tests(wrong)
     with pytest.raises(ValueError, match="two tests have the input '1' and different outputs"):
         read_tests({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]})
 
