@@ -16,13 +16,16 @@ def openrlhf_lists(answers: Sequence[Answer]) -> dict[str, list[Any]]:
     return {"queries": [*queries], "prompts": [*prompts], "labels": [answer.gold for answer in answers]}
 
 
-def logs_of(extra: Any, count: int, source: str = "extra_logs") -> tuple[list[tuple[tuple[str, float], ...]], str | None]:
+Logs = list[tuple[tuple[str, float], ...]]  # of each answer names and numbers
+
+
+def logs_of(extra: Any, count: int, source: str = "extra_logs") -> tuple[Logs, str | None]:
     """OpenRLHF's extra_logs: by name a list, array or tensor with a number for each of `count` queries.
 
     Returns the names and numbers of each query, and which names have something else and are left out. source: where the
     logs are from, for that message
     """
-    logs: list[tuple[tuple[str, float], ...]] = [()] * count
+    logs: Logs = [()] * count
     bad = [] if isinstance(extra, Mapping) or extra is None else [f"{extra!r:.80}"]
     for name, values in extra.items() if isinstance(extra, Mapping) else ():
         values = values.tolist() if hasattr(values, "tolist") else values

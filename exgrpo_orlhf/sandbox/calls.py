@@ -98,7 +98,7 @@ def read_json_call(name: str, arguments: Any, expected: Any, wrapped: bool = Fal
     try:
         call = _literal_call(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{text:.120} cannot be called: fn_name is a function's name alone, and its arguments are JSON") from error
+        raise ValueError(f"{text:.120} cannot be called: fn_name is a name alone, and arguments are JSON") from error
 
     def passes(result: Any, expected: Any) -> bool:
         result = json.loads(json.dumps(result))

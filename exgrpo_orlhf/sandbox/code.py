@@ -291,5 +291,5 @@ KIND = Kind(
     takes_list=True,
     check=tests_of,
     tries_loading=True,
-    grace=_MOST_STARTS + 15.0,  # for the sandbox around a program, which has the limit, and the starts of its interpreters
+    grace=_MOST_STARTS + 15.0,  # and for the sandbox around a program, which has the limit
 )

@@ -31,7 +31,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 MOST_DIGITS = 50_000  # of an integer that is read or printed, as in LiveCodeBench; Python's own limit is 4,300
 _MOST_OUTPUT = 4 * 2**20  # bytes
 _LIBRARIES = ("bin", "sbin", "lib", "lib64", "lib32")  # of the system and of Python; not src, where a project may lie
-_SYSTEM = (*(f"/{own}" for own in _LIBRARIES), *(f"/usr/{own}" for own in _LIBRARIES), "/usr/libexec", "/etc/ld.so.cache")
+_SYSTEM = (*(f"{of}/{own}" for of in ("", "/usr") for own in _LIBRARIES), "/usr/libexec", "/etc/ld.so.cache")
 _FIXED = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}  # a program's verdict is the same each time
 _GRACE = 1.5  # seconds for making and unmaking the namespaces
 
@@ -53,7 +53,7 @@ class Run(NamedTuple):
 def run(
     program: Sequence[str], inputs: Sequence[str], timeout: float, memory: int, expected_output: int = 0
 ) -> list[Run]:
-    """Run `python -s -P <program…>` on each input, in order, up to the first run that does not exit with 0. Each has a new
+    """Run `python <program…>` on each input, in order, up to the first run that does not exit with 0. Each has a new
     process and an empty /tmp.
 
     timeout: seconds for all of them; memory: MiB, of each process and of all together; expected_output: bytes of all

@@ -62,7 +62,7 @@ def test_other_parameters_are_refused_with_what_is_accepted(tmp_path, parameters
 def test_what_cannot_be_called_by_name_is_refused_and_the_binding_that_tells_the_tool_is_named(tmp_path):
     with pytest.raises(ValueError, match="takes prompts by position alone"):
         reward(tmp_path, "def f(prompts, completions, /, **_):\n    return [1.0]")
-    with pytest.raises(ValueError, match="Verifier.tool does: 'openrlhf', 'trl', 'verl'"):
+    with pytest.raises(ValueError, match=r"Verifier\.tool does: 'openrlhf', 'trl', 'verl'"):
         reward(tmp_path, "def f(prompts, **kwargs):\n    return [1.0]")
 
 

@@ -40,7 +40,7 @@ RIGHT = {
     ),
     "floats in containers": ("def f(x): return {'a': [x * 3, (x,)]}", "assert f(0.1) == {'a': [0.3, (0.1,)]}"),
     "a builtin's name": ("def sum(a, b): return a * b", "assert sum(10, 15) == 150"),
-    "a method of an import's name": ("class Solution:\n def merge(self, x): return sum(x)", "assert merge([1, 2]) == 3"),
+    "a method of an import's name": ("class Solution:\n def merge(self, x): return x", "assert merge([1]) == [1]"),
     "an import of its own": ("from heapq import merge\ndef f(x): return [*merge(x, [2])]", "assert f([1]) == [1, 2]"),
     "types of arguments": ("def f(x: int): return f.__annotations__['x'] is int", "assert f(1) is True"),
     "calls in order": ("n = []\ndef f():\n    n.append(0)\n    return len(n)", "assert f() == 1", "assert f() == 2"),

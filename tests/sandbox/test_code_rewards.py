@@ -132,7 +132,7 @@ def test_a_breach_is_a_wrong_answer_within_the_limit(name):
 def test_a_program_s_limit_is_for_all_its_tests():
     slow = "import time\ntime.sleep(1)\nprint(1)"
     assert verdict(slow, {"inputs": ["a"] * 1, "outputs": ["1"]}, timeout=5.0) == "correct"
-    assert verdict(slow, {"inputs": list("abcdefghij"), "outputs": ["1"] * 10}, timeout=5.0) == "wrong"
+    assert verdict(slow, {"inputs": list("abcdefghij"), "outputs": ["1"] * 10}, timeout=1.0) == "wrong"
 
 
 def test_the_starts_of_interpreters_are_no_part_of_it(monkeypatch):
@@ -340,7 +340,7 @@ def test_tests_are_read():
         with pytest.raises(ValueError, match="neither JSON nor assert lines"):
             read_tests(broken)
     for values in ("[[Infinity]]", '[[{"a": NaN}]]'):
-        with pytest.raises(ValueError, match=r"f\(.*\) cannot be called: fn_name is .* and its arguments are JSON"):
+        with pytest.raises(ValueError, match=r"f\(.*\) cannot be called: fn_name is .* and arguments are JSON"):
             read_tests(f'{{"fn_name": "f", "inputs": {values}, "outputs": [1]}}')
     named = {"input": [1, [2]], "output": 3, "type": "function_call", "fn_name": "Solution().f"}
     assert [call[:3] for call in read_tests([named])] == [("f", "f(1, [2])", 3)]
