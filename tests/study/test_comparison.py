@@ -146,6 +146,26 @@ def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
         assert comparison_charts.picture([shown]).startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_variants_whose_seeds_share_no_step_are_drawn_by_their_last_values(tmp_path):
+    """As of `best` checkpoints: each seed was evaluated once, at another step."""
+    places = {"a": (100, 120), "b": (80, 140)}
+    curves = [
+        made(name, seed, [0.5 + seed / 10], steps=[step])
+        for name, steps in places.items()
+        for seed, step in enumerate(steps)
+    ]
+    alone = compare(METRIC, curves, "a")
+    assert comparison_charts.picture([alone]).startswith(b"\x89PNG")
+    text = comparison_tables.page("t", "a", [alone], [])
+    assert not drawn_charts(text, "learning")
+    [chart] = drawn_charts(text, "finals")
+    assert len(of_class(chart, "dot")) == 4
+    beside = compare(METRIC, [made(name, seed, [0.1, 0.2 + seed / 10]) for name in "ab" for seed in (0, 1)], "a")
+    assert comparison_charts.picture([alone, beside]).startswith(b"\x89PNG")
+    assert comparison_tables.page("t", "a", [alone, beside], []).startswith("<!doctype html>")
+
+
 def test_bands_are_means_with_intervals_where_all_seeds_are():
     x, mean, lows, highs = band([made("a", 0, [0.0, 1.0]), made("a", 1, [0.0, 1.0, 2.0], steps=[0, 5, 10])], "steps")
     assert x.tolist() == [0, 5, 10]
