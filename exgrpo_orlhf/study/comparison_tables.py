@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from ..show.page import page as filled
@@ -131,8 +131,13 @@ def curves_csv(comparisons: Sequence[Comparison]) -> str:
     return csv_text(CURVES, rows)
 
 
-def page(title: str, about: str, comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
-    """The whole page. about: a line on the source of the runs; notes: those that hold for all comparisons"""
+def page(
+    title: str, about: str, comparisons: Sequence[Comparison], notes: Sequence[str], defaults: Mapping[str, str] = {}
+) -> str:
+    """The whole page. about: a line on the source of the runs; notes: those that hold for all comparisons
+
+    defaults: of settings, as `named_by_settings` has them
+    """
     variants = max((comparison.variants for comparison in comparisons), key=len)
     runs, last = _runs(comparisons)
     return filled(
@@ -145,7 +150,7 @@ def page(title: str, about: str, comparisons: Sequence[Comparison], notes: Seque
         tables=tables,
         remarks=remarks,
         variants=[variant.name for variant in variants],
-        settings=differing_settings(variants)[0],
+        settings=differing_settings(variants, defaults)[0],
         runs=runs,
         last=last,
     )

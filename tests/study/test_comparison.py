@@ -11,7 +11,7 @@ from drawn_charts import charts as drawn_charts
 from drawn_charts import clipped, of_class, outline, plot
 from study_builders import made
 
-from exgrpo_orlhf.config import variant_of
+from exgrpo_orlhf.config import all_settings, variant_of
 from exgrpo_orlhf.show import seeds, tables
 from exgrpo_orlhf.study import comparison_charts, comparison_tables
 from exgrpo_orlhf.study.comparison import ComparisonError, compare, differing_settings, named_by_settings
@@ -222,22 +222,39 @@ def test_a_name_in_the_markdown_file_is_text_and_no_html():
 
 def variants(*of_runs: dict[str, str], name: str = "quickstart.gin") -> list[str]:
     runs = [made(name, seed, [0.1], **{"train.seed": str(seed), **params}).run for seed, params in enumerate(of_runs)]
-    return [run.variant for run in named_by_settings(runs, variant_of)]
+    return [run.variant for run in named_by_settings(runs, variant_of, all_settings())]
 
 
 def test_runs_of_one_name_with_different_settings_are_variants_and_their_names_say_which():
     rho, rate = "ReplayMixer.rho", "Optimizer.learning_rate"
-    same = {rho: "0.5", rate: "1e-6"}
+    same = {rho: "0.5", rate: "2e-06"}
     assert variants(same, same) == ["quickstart.gin"] * 2, "but for the seed"
     changeable = {"train.steps": "9", "Tracking.uri": "x"}
     assert variants(same, {**same, **changeable}) == ["quickstart.gin"] * 2, "as when a run is continued"
     sampled = {**same, "Evaluation.temperature": "0.6"}
     assert len({*variants(same, sampled)}) == 2, "their evaluations are two quantities"
     three = variants(same, {**same, rho: "0.25"}, {**same, rate: "1e-5"}, same)
-    assert three[0] == three[3] == f"quickstart.gin ({rate} = 1e-6, {rho} = 0.5)"
-    assert three[1] == f"quickstart.gin ({rate} = 1e-6, {rho} = 0.25)"
+    assert three[0] == three[3] == f"quickstart.gin ({rate} = 2e-06, {rho} = 0.5)"
+    assert three[1] == f"quickstart.gin ({rate} = 2e-06, {rho} = 0.25)"
     assert three[2] == f"quickstart.gin ({rate} = 1e-5, {rho} = 0.5)"
-    assert variants(same, {rho: "0.5"})[1] == f"quickstart.gin ({rate} = not bound)"
+    assert (
+        variants(same, {**same, "PretrainedModel.path": "x"})[0] == "quickstart.gin (PretrainedModel.path = not bound)"
+    )
+
+
+def test_a_run_from_before_a_setting_is_of_the_variant_that_has_its_default():
+    rho, rate, model = "ReplayMixer.rho", "Optimizer.learning_rate", "a/Prompts.template"
+    default = all_settings()[rate]
+    before, now = {rho: "0.5"}, {rho: "0.5", rate: default, model: "'plain'"}
+    assert variants(before, now) == ["quickstart.gin"] * 2
+    assert variants(before, {**now, rate: "1e-05"}) == [
+        f"quickstart.gin ({rate} = {text})" for text in (default, "1e-05")
+    ]
+    assert len(set(variants(before, now, {**now, rate: "1e-05"}))) == 2
+    curves = [made("v", seed, [0.1], **params) for seed, params in enumerate((before, now, {**now, rate: "1e-05"}))]
+    of_one, of_all = (compare(METRIC, curves[:n], None).variants for n in (2, 3))
+    assert differing_settings(of_one, all_settings()) == ({}, [])
+    assert differing_settings(of_all, all_settings())[1] == [f"v: its runs differ in more than the seed: {rate}"]
 
 
 def test_flags_of_openrlhf_that_change_what_is_computed_tell_variants_apart():
