@@ -192,7 +192,7 @@ def picture(comparisons: Sequence[Comparison]) -> bytes:
             [*panels, last][0].set_ylabel(comparison.metric)
             _finals(last, comparison, [wrapped(variant.name, 24) for variant in comparison.variants], order)
             last.set_title("at the end, by seed")
-        handles = [axes.get_legend_handles_labels() for axes in grid.flat]
+        handles = [axes.get_legend_handles_labels() for row in grid for axes in reversed(row)]
         lines = {label: line for of_panel in handles for line, label in zip(*of_panel, strict=True)}
         figure.legend(
             [lines[name] for name in order if name in lines],
