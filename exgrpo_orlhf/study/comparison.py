@@ -55,6 +55,10 @@ class ComparedVariant:
         values = self.values[measure]
         return None if any(map(math.isnan, values)) else mean(values)
 
+    def scale(self, measure: str) -> float:
+        """The largest size of a seed's value, 0 if no run has the measure."""
+        return max((abs(value) for value in self.values[measure] if not math.isnan(value)), default=0.0)
+
 
 @dataclass(frozen=True)
 class VariantDifference:

@@ -119,7 +119,8 @@ def finals(comparison: Comparison) -> Chart:
         _finals(axes, comparison, names)
         for i, variant in enumerate(comparison.variants):
             place = axes.get_yaxis_transform()
-            axes.text(1.02, i, plus_minus(variant.mean("final")), va="center", fontsize=11, transform=place)
+            text = plus_minus(variant.mean("final"), scale=variant.scale("final"))
+            axes.text(1.02, i, text, va="center", fontsize=11, transform=place)
         return svg(figure, f"{comparison.metric} at the end, by seed", "finals")
 
 

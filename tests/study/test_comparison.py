@@ -271,6 +271,36 @@ def test_a_difference_that_rounds_to_0_has_no_minus():
     assert tables.number(-0.0004, sign="+") == "+0.000"
 
 
+@pytest.mark.slow
+def test_metrics_below_a_hundredth_are_shown_with_three_significant_digits():
+    small = {"a": (0.00034, 0.00036), "b": (0.0004, 0.00051)}
+    curves = [
+        made(name, seed, [0.5, value], metric="policy/approx_kl")
+        for name, values in small.items()
+        for seed, value in enumerate(values)
+    ]
+    compared = compare("policy/approx_kl", curves, "a")
+    reached, gains = comparison_tables.tables(compared)
+    assert [row[3] for row in reached.rows] == ["0.000350 ± 0.000127", "0.000455 ± 0.000699"]
+    final = gains.rows[0]
+    assert final[3:5] == ("+0.000105", "[-0.000467, +0.000677]")
+    by_area = next(row for row in gains.rows if row[0] == "area, steps")
+    assert by_area[3] == "+0.000", "of areas of 0.25"
+    for text in (
+        comparison_tables.terminal([compared], []),
+        comparison_tables.markdown("t", [compared], []),
+        comparison_tables.page("t", "a", [compared], []),
+    ):
+        for cell in ("0.000350 ± 0.000127", "+0.000105"):
+            assert cell in text
+    assert "0.000510 at step 10" in text
+    rates = compare("policy/learning_rate", [made("a", 0, [1e-6]), made("b", 0, [0.0])], "a")
+    assert [row[3] for row in comparison_tables.tables(rates)[0].rows] == ["1.00e-06", "0.000"]
+    assert comparison_tables.tables(rates)[1].rows[0][3] == "-1.00e-06"
+    accuracies = compare(METRIC, [made("a", 0, [0.5]), made("b", 0, [0.504])], "a")
+    assert comparison_tables.tables(accuracies)[1].rows[0][3] == "+0.004"
+
+
 def test_names_of_variants_that_are_cut_stay_different():
     names = variants(*({"Prompts.system": "x" * 100 + end} for end in "ab"))
     assert len(set(names)) == 2
