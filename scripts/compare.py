@@ -6,7 +6,8 @@
 
 Runs come from MLflow (MLFLOW_TRACKING_URI, --uri, else the project's mlflow.db): with --group the children of that
 group, by their tags variant and seed; without it all runs with the metric, with their gin files as the variant. Runs
-whose settings differ, apart from the seed and what may change when a run is continued, are variants of their own.
+whose settings differ, apart from the seed and what may change when a run is continued, are variants of their own; a
+setting that a run does not have, because it is an older one, counts as its default.
 Exit status: 0, or 2 if nothing can be compared.
 """
 
@@ -37,7 +38,8 @@ def main() -> int:
     uri = arguments.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     metrics = list(dict.fromkeys(arguments.metric or (DYNAMICS if arguments.dynamics else ["eval/greedy_accuracy"])))
     try:
-        store = Store(uri, config.variant_of)
+        defaults = config.all_settings()
+        store = Store(uri, config.variant_of, defaults)
         which = (arguments.experiment, arguments.group, metrics, arguments.filter, arguments.unfinished)
         runs, notes = store.select(*which)
         curves = store.curves(runs, metrics)
@@ -45,7 +47,7 @@ def main() -> int:
         variants = {metric: {curve.run.variant for curve in curves[metric]} for metric in metrics}
         without = [m for m in metrics if arguments.baseline in set().union(*variants.values()) - variants[m]]
         compared = [compare(m, curves[m], None if m in without else arguments.baseline) for m in metrics]
-        mixed = [note for each in compared for note in differing_settings(each.variants)[1]]
+        mixed = [note for each in compared for note in differing_settings(each.variants, defaults)[1]]
         notes += dict.fromkeys(mixed)
         notes += [f"{arguments.baseline} has no {metric}: the others are not compared with it" for metric in without]
         print(comparison_tables.terminal(compared, notes))
@@ -59,7 +61,7 @@ def main() -> int:
             (arguments.csv, lambda: comparison_tables.values_csv(compared)),
             (arguments.curves, lambda: comparison_tables.curves_csv(compared)),
             (arguments.png, lambda: comparison_charts.picture(compared)),
-            (arguments.out, lambda: comparison_tables.page(title, about, compared, notes)),
+            (arguments.out, lambda: comparison_tables.page(title, about, compared, notes, defaults)),
         )
         for path, make in outputs:
             if path is not None:

@@ -188,22 +188,29 @@ def entropy(found: Sequence[Response], buckets: DifficultyBuckets) -> Table:
 
 
 def code(found: Sequence[Response], parts: int = 10) -> Table:
-    """Share of responses with a block of code, by the step in which they were sampled, in `parts` equal parts."""
+    """Share of correct responses with a block of code, by the step in which they were sampled, in `parts` equal parts.
+
+    A response counts if its whole text is known, whether or not code is visible in the ends. left out: the others
+    """
     last = max((response.step for response in found), default=0)
     width = -(-last // parts) or 1
-    cells: dict[tuple[int, str], list[bool]] = defaultdict(list)
+    cells: dict[tuple[int, str], list[Response]] = defaultdict(list)
     for response in found:
-        if response.correct and (response.whole or response.has_code):
-            cells[max(response.step - 1, 0) // width, response.kind].append(response.has_code)
-    return [
-        {
-            "steps": f"{part * width + 1} to {min((part + 1) * width, last)}",
-            "kind": kind,
-            "responses": len(values),
-            "with code": float(np.mean(values)),
-        }
-        for (part, kind), values in sorted(cells.items())
-    ]
+        if response.correct:
+            cells[max(response.step - 1, 0) // width, response.kind].append(response)
+    table = []
+    for (part, kind), correct in sorted(cells.items()):
+        with_code = [response.has_code for response in correct if response.whole]
+        table.append(
+            {
+                "steps": f"{part * width + 1} to {min((part + 1) * width, last)}",
+                "kind": kind,
+                "responses": len(with_code),
+                "with code": float(np.mean(with_code or [np.nan])),
+                "left out": len(correct) - len(with_code),
+            }
+        )
+    return table
 
 
 def kept(run: Path, sampling: DynamicSampling, steps_per_batch: int) -> Table:

@@ -284,14 +284,13 @@ def variant_of(params: Mapping[str, str]) -> dict[str, str]:
     """Those of a run's params by which two runs are of different variants, once the seed is left out: all but those
     that may change when a run is continued. OpenRLHF's flags are told apart one by one."""
     settings = {name: text for name, text in params.items() if not may_change(name)}
-    flag_values: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in ("OpenRLHF.flags", "OpenRLHF.more_flags"):
         try:
-            flag_values |= ast.literal_eval(params.get(name, "{}"))
+            values |= ast.literal_eval(params.get(name, "{}"))
         except (ValueError, SyntaxError):  # so long that it was cut
             settings[name] = params[name]
-    identity = flags.identity(OpenRLHF(flags=flag_values))
-    return settings | {f"OpenRLHF {flag}": repr(value) for flag, value in identity.items()}
+    return settings | {f"OpenRLHF {flag}": repr(v) for flag, v in flags.identity(OpenRLHF(flags=values)).items()}
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -327,9 +326,10 @@ def _bind(text: str, name: str, used_macros: set[str], allow_include: bool) -> d
 
 @cache
 def all_settings() -> dict[str, str]:
-    """All that can be bound, with the text of its default."""
+    """All that can be bound, with the text of its default; 'not bound' where it has none."""
     parameters = [(name, p) for name in _GIN for p in inspect.signature(_TARGETS[name]).parameters.values()]
-    return {f"{name}.{p.name}": repr(p.default) for name, p in parameters if p.name not in _SUPPLIED.get(name, ())}
+    parameters = [(name, p) for name, p in parameters if p.name not in _SUPPLIED.get(name, ())]
+    return {f"{name}.{p.name}": "not bound" if p.default is p.empty else repr(p.default) for name, p in parameters}
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:

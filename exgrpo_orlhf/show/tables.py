@@ -31,17 +31,27 @@ def number(value: float, like: float | None = None, sign: str = "") -> str:
     return f"{value:{sign}z,.{3 if size < 10 else 1 if size < 1000 else 0}f}"
 
 
-def plus_minus(mean: Mean | None, unit: float = 1.0) -> str:
+def scaled(value: float, scale: float, like: float | None = None, sign: str = "") -> str:
+    """As `number`, but with 3 significant digits where the scale is below 0.01 and not 0.
+
+    scale: the largest size among the values that the number is computed from
+    """
+    return f"{value:{sign}z#.3g}" if 0 < abs(scale) < 0.01 else number(value, like, sign)
+
+
+def plus_minus(mean: Mean | None, unit: float = 1.0, scale: float = 1.0) -> str:
+    """scale: of the values, in their own unit, as `scaled` has it"""
     if mean is None:
         return NONE
-    half = "" if mean.bounds is None else f" ± {number((mean.value - mean.bounds[0]) / unit, mean.value / unit)}"
-    return number(mean.value / unit) + half
+    value, bounds = mean.value / unit, mean.bounds
+    half = "" if bounds is None else f" ± {scaled((mean.value - bounds[0]) / unit, scale / unit, value)}"
+    return scaled(value, scale / unit) + half
 
 
-def difference(mean: Mean) -> tuple[str, str]:
-    """(value, interval), with their signs."""
-    bounds = [number(bound, mean.value, "+") for bound in mean.bounds or ()]
-    return number(mean.value, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
+def difference(mean: Mean, scale: float = 1.0) -> tuple[str, str]:
+    """(value, interval), with their signs. scale: of the values that differ, as `scaled` has it"""
+    bounds = [scaled(bound, scale, mean.value, "+") for bound in mean.bounds or ()]
+    return scaled(mean.value, scale, sign="+"), f"[{', '.join(bounds)}]" if bounds else NONE
 
 
 def p_value(p: float | None) -> str:

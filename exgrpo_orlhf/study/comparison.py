@@ -55,6 +55,10 @@ class ComparedVariant:
         values = self.values[measure]
         return None if any(map(math.isnan, values)) else mean(values)
 
+    def scale(self, measure: str) -> float:
+        """The largest size of a seed's value, 0 if no run has the measure."""
+        return max((abs(value) for value in self.values[measure] if not math.isnan(value)), default=0.0)
+
 
 @dataclass(frozen=True)
 class VariantDifference:
@@ -189,18 +193,26 @@ def _paired_notes(variants: Sequence[ComparedVariant]) -> Iterable[str]:
             yield f"{variant.name}: differences are over {_seeds(common)}, which {base.name} has too"
 
 
-def differing_settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, list[str]], list[str]]:
+def _value(params: Params, name: str, defaults: Mapping[str, str]) -> str:
+    """Of a setting. A run without it, such as one from before the setting, counts as one with its default."""
+    return params.get(name, defaults.get(name.rpartition("/")[2], "not bound"))
+
+
+def differing_settings(
+    variants: Sequence[ComparedVariant], defaults: Mapping[str, str] = {}
+) -> tuple[dict[str, list[str]], list[str]]:
     """(param -> its value in each variant, if variants differ; notes on variants whose own runs differ).
 
-    Several values of one variant are joined by ' | '. A missing param is ''.
+    Several values of one variant are joined by ' | '. A missing param is ''. defaults: as `named_by_settings` has them
     """
     names = sorted({name for v in variants for c in v.curves for name in c.run.params} - {SEED})
     differing: dict[str, list[str]] = {}
     mixed: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        values = [sorted({curve.run.params.get(name, "") for curve in variant.curves}) for variant in variants]
+        params = [[curve.run.params for curve in variant.curves] for variant in variants]
+        values = [{_value(of_run, name, defaults) for of_run in of_variant} for of_variant in params]
         if any(of_variant != values[0] for of_variant in values):
-            differing[name] = [" | ".join(of_variant) for of_variant in values]
+            differing[name] = [" | ".join(sorted({of_run.get(name, "") for of_run in each})) for each in params]
         for variant, of_variant in zip(variants, values, strict=True):
             if len(of_variant) > 1:
                 mixed[variant.name].append(name)
@@ -209,10 +221,13 @@ def differing_settings(variants: Sequence[ComparedVariant]) -> tuple[dict[str, l
     ]
 
 
-def named_by_settings(runs: Sequence[TrackedRun], variant_of: Callable[[Params], Params]) -> list[TrackedRun]:
+def named_by_settings(
+    runs: Sequence[TrackedRun], variant_of: Callable[[Params], Params], defaults: Mapping[str, str] = {}
+) -> list[TrackedRun]:
     """Where runs of one variant have different configurations, its name gets the settings that differ.
 
     variant_of: of a run's params those that tell variants apart, the seed left aside
+    defaults: of all settings, as text (config.all_settings); by default a setting that a run lacks is 'not bound'
     """
     by_variant: dict[str, list[tuple[TrackedRun, Params]]] = defaultdict(list)
     for run in runs:
@@ -220,9 +235,9 @@ def named_by_settings(runs: Sequence[TrackedRun], variant_of: Callable[[Params],
     renamed = []
     for pairs in by_variant.values():
         names = sorted({name for _, values in pairs for name in values} - {SEED})
-        differing = [name for name in names if len({values.get(name) for _, values in pairs}) > 1]
+        differing = [name for name in names if len({_value(values, name, defaults) for _, values in pairs}) > 1]
         for run, values in pairs:
-            words = [f"{name} = {values.get(name, 'not bound')}" for name in differing]
+            words = [f"{name} = {_value(values, name, defaults)}" for name in differing]
             label = first_few([word if len(word) <= LABEL else word[: LABEL - 1] + "…" for word in words], 4)
             if label != ", ".join(words):  # what is cut may be what differs
                 label += f", {hashlib.blake2b(repr(words).encode(), digest_size=3).hexdigest()}"

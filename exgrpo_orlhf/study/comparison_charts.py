@@ -67,8 +67,9 @@ def ends(comparison: Comparison) -> tuple[float, float, bool]:
     values = [float(v) for variant in comparison.variants for curve in variant.curves for v in curve.values]
     low, high = min(0.0, *values), max(values)
     bands = [band for of_axis in comparison.bands.values() for band in of_axis if band]
-    least = min(low, *(float(band[2].min()) for band in bands))
-    most = max(high, *(float(band[3].max()) for band in bands))
+    # There is no band where the seeds of each variant have no range of steps in common.
+    least = min([low, *(float(band[2].min()) for band in bands)])
+    most = max([high, *(float(band[3].max()) for band in bands)])
     reach = (high - low) or 1.0
     drawn = max(least, low - reach), min(most, high + reach)
     return *drawn, drawn != (least, most)
@@ -118,7 +119,8 @@ def finals(comparison: Comparison) -> Chart:
         _finals(axes, comparison, names)
         for i, variant in enumerate(comparison.variants):
             place = axes.get_yaxis_transform()
-            axes.text(1.02, i, plus_minus(variant.mean("final")), va="center", fontsize=11, transform=place)
+            text = plus_minus(variant.mean("final"), scale=variant.scale("final"))
+            axes.text(1.02, i, text, va="center", fontsize=11, transform=place)
         return svg(figure, f"{comparison.metric} at the end, by seed", "finals")
 
 
@@ -188,10 +190,11 @@ def picture(comparisons: Sequence[Comparison]) -> bytes:
             for axes, axis in zip(panels, drawn, strict=True):
                 _curves(axes, comparison, axis, order)
                 axes.set_title(f"against {NAMES[axis]}")
-            panels[0].set_ylabel(comparison.metric)
+            [*panels, last][0].set_ylabel(comparison.metric)
             _finals(last, comparison, [wrapped(variant.name, 24) for variant in comparison.variants], order)
             last.set_title("at the end, by seed")
-        lines = {label: line for row in grid for line, label in zip(*row[0].get_legend_handles_labels(), strict=True)}
+        handles = [axes.get_legend_handles_labels() for row in grid for axes in reversed(row)]
+        lines = {label: line for of_panel in handles for line, label in zip(*of_panel, strict=True)}
         figure.legend(
             [lines[name] for name in order if name in lines],
             [n for n in order if n in lines],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from ..show.page import page as filled
 from ..show.seeds import EXACT_UP_TO, Mean
-from ..show.tables import NONE, Table, aligned, csv_text, difference, markdown_table, number, p_value, plus_minus
+from ..show.tables import NONE, Table, aligned, csv_text, difference, markdown_table, p_value, plus_minus, scaled
 from . import comparison_charts as charts
 from .comparison import COSTS, MEASURES, Comparison, differing_settings
 from .curve import UNITS, TrackedRun
@@ -26,8 +26,8 @@ def tables(comparison: Comparison) -> tuple[Table, Table | None]:
             variant.name + (" (baseline)" if variant.name == comparison.baseline else ""),
             str(len(variant.curves)),
             ", ".join(map(str, variant.collapsed)) or NONE,
-            *(plus_minus(variant.mean(key)) for key, _ in MEASURES),
-            *(plus_minus(variant.mean(key), UNITS[key][1]) for key in COSTS),
+            *(plus_minus(variant.mean(key), scale=variant.scale(key)) for key, _ in MEASURES),
+            *(plus_minus(variant.mean(key), UNITS[key][1], variant.scale(key)) for key in COSTS),
         )
         for variant in comparison.variants
     ]
@@ -38,11 +38,12 @@ def tables(comparison: Comparison) -> tuple[Table, Table | None]:
         return of_variants, None
     names = ("measure", "variant", "seeds", "difference", "95 % interval", "p", "p (Holm)", "p (sign flips)")
     title = f"{comparison.metric}: differences from {comparison.baseline}, seed by seed"
-    rows, headings = [], dict(MEASURES)
+    rows, headings, by_name = [], dict(MEASURES), {variant.name: variant for variant in comparison.variants}
     for effect in comparison.differences:
+        scale = max(of.scale(effect.measure) for of in (by_name[effect.variant], comparison.variants[0]))
         heading = headings.pop(effect.measure, "")  # a measure is named in its first row
         ps = map(p_value, (effect.mean.p, effect.p_holm, effect.p_exact))
-        rows.append((heading, effect.variant, str(len(effect.seeds)), *difference(effect.mean), *ps))
+        rows.append((heading, effect.variant, str(len(effect.seeds)), *difference(effect.mean, scale), *ps))
     return of_variants, Table(title, names, tuple(rows), 2)
 
 
@@ -131,8 +132,13 @@ def curves_csv(comparisons: Sequence[Comparison]) -> str:
     return csv_text(CURVES, rows)
 
 
-def page(title: str, about: str, comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
-    """The whole page. about: a line on the source of the runs; notes: those that hold for all comparisons"""
+def page(
+    title: str, about: str, comparisons: Sequence[Comparison], notes: Sequence[str], defaults: Mapping[str, str] = {}
+) -> str:
+    """The whole page. about: a line on the source of the runs; notes: those that hold for all comparisons
+
+    defaults: of settings, as `named_by_settings` has them
+    """
     variants = max((comparison.variants for comparison in comparisons), key=len)
     runs, last = _runs(comparisons)
     return filled(
@@ -145,7 +151,7 @@ def page(title: str, about: str, comparisons: Sequence[Comparison], notes: Seque
         tables=tables,
         remarks=remarks,
         variants=[variant.name for variant in variants],
-        settings=differing_settings(variants)[0],
+        settings=differing_settings(variants, defaults)[0],
         runs=runs,
         last=last,
     )
@@ -158,6 +164,7 @@ def _runs(comparisons: Sequence[Comparison]) -> tuple[list[TrackedRun], dict[str
     for comparison in comparisons:
         for curve in (curve for variant in comparison.variants for curve in variant.curves):
             runs[curve.run.id] = curve.run
-            value = f"{number(curve.final)} at step {curve.steps[-1]:,.0f}{', collapsed' if curve.collapsed else ''}"
+            final = f"{scaled(curve.final, curve.final)} at step {curve.steps[-1]:,.0f}"
+            value = f"{final}{', collapsed' if curve.collapsed else ''}"
             last.setdefault(curve.run.id, {})[comparison.metric] = value
     return sorted(runs.values(), key=lambda run: (run.variant, run.seed)), last

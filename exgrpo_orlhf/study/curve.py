@@ -13,7 +13,10 @@ from ..show.seeds import Array, t_test
 
 Params = Mapping[str, str]  # by name
 # Metrics of which more is better, so that a fall is a collapse: rewards, accuracies and benchmarks' averages
-_SUCCESS = re.compile(r"^reward/mean$|^eval/(.*[/_])?(accuracy|pass_at|avg_at|maj_at|avg)(_[^/]*)?$")
+_SUCCESS = re.compile(
+    r"^reward/(mean|pass_at_1)$|^replay/continued_accuracy$|^reward_part/.+(?<!_groups_with_signal)$"
+    r"|^eval/(.*[/_])?(accuracy|pass_at|avg_at|maj_at|avg)(_[^/]*)?$"
+)
 TOKENS, SECONDS = "cost/generated_tokens", "time/step"  # metrics by which curves are drawn against these
 History = tuple[Array, Array]  # (steps, values), (N,) each, with increasing steps
 AXES = ("steps", "tokens", "seconds")  # what a curve can be drawn against

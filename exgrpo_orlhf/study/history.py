@@ -19,6 +19,7 @@ from ..replay import ReplayBuffer
 from ..tracking.decisions import ID, DecisionLog
 
 KINDS = ("fresh", "replayed", "injected", "left_out", "retired", "returned", "evicted", "continued")
+STORED = ("replayed", "injected")  # kinds of groups that have a stored row of their question
 COUNTS = ("correct", "graded", "lucky", "checked", "stored")
 REPLAY = ("age", "tokens", "entropy", "others", "surprisal", "log_weight", "of", "place", "sound")
 SHORT = 160  # characters of a prompt in the list of questions
@@ -33,7 +34,8 @@ class History:
     ids: 12 digits each, prompts and gold answers (their first characters; '' where unknown), by question
     measured: by question, the share of right responses before the run, where `prepare_data.py --measure` has put it
     events: question `q`, `step`, `kind` (number in KINDS), `correct` of `graded`, `lucky` of `checked`, `stored`, and
-        `replay` (its row in `replays`, or −1); in the order of steps
+        `replay` (its row in `replays`, or −1); in the order of steps. Each further stored row of a question in a step,
+        and each that stands in another question's group, is a 'replayed' event of its own, with `graded` 0
     entropies: of the fresh rollouts of the questions trained on in a step, nats
     buckets: by step, the candidates by level, and the retired
     spreads: by step, of the rewards of its groups; only with difficulty 'reward_spread'
@@ -121,12 +123,14 @@ def read(
 
 
 def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) -> None:
-    """Add a row of decisions.jsonl: in a step questions return, are sampled, lose trajectories and retire."""
+    """Add a row of decisions.jsonl: in a step questions return, are sampled and replayed, lose trajectories, retire."""
     step, table, replays, events = row["step"], row["questions"], row["replays"], history.events
     history.steps.append(step)
     history.buckets.append({**row["buckets"], "retired": row["retired_in_all"]})
     first = len(history.replays["step"])
-    replay_of = {question_id: first + i for i, question_id in enumerate(replays.get("id", ()))}
+    rows_of: dict[str, list[int]] = {}  # in `replays`, by question
+    for i, question_id in enumerate(replays.get("id", ())):
+        rows_of.setdefault(question_id, []).append(first + i)
     history.replays["step"] += [step] * len(replays.get("id", ()))
     for name in REPLAY:
         history.replays[name] += replays.get(name, ())
@@ -142,8 +146,12 @@ def _add(history: History, row: dict[str, Any], number: Callable[[str], int]) ->
     for question_id in row["returned"]:
         add(question_id, "returned")
     for i, question_id in enumerate(table.get("id", ())):
-        values = {name: table[name][i] for name in COUNTS}
-        add(question_id, table["as"][i], **values, replay=replay_of.get(question_id, -1))
+        values, kind = {name: table[name][i] for name in COUNTS}, table["as"][i]
+        rows = rows_of.get(question_id) if kind in STORED else None  # else its stored rows stand in other groups
+        add(question_id, kind, **values, replay=rows.pop(0) if rows else -1)
+    for question_id, rows in rows_of.items():
+        for replay in rows:
+            add(question_id, "replayed", replay=replay)
     for kind in ("evicted", "retired"):
         for question_id in row[kind]:
             add(question_id, kind)

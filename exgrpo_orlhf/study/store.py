@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -33,12 +33,18 @@ class StoreError(ValueError):
 class Store:
     """An MLflow store. Every call raises StoreError if it does not answer, or lacks the experiment, group or metric."""
 
-    def __init__(self, uri: str, variant_of: Callable[[Params], Params] = dict) -> None:
-        """variant_of: of a run's params those that tell variants apart (config.variant_of); by default all of them"""
+    def __init__(
+        self, uri: str, variant_of: Callable[[Params], Params] = dict, defaults: Mapping[str, str] = {}
+    ) -> None:
+        """variant_of: of a run's params those that tell variants apart (config.variant_of); by default all of them
+
+        defaults: as `named_by_settings` has them
+        """
         database = sqlite_file(uri)
         if database and not database.is_file():
             raise StoreError(f"there is no MLflow database at {database}; give --uri or MLFLOW_TRACKING_URI")
-        self.uri, self._uri, self._variant_of = without_password(uri), uri, variant_of
+        self.uri, self._uri = without_password(uri), uri
+        self._variant_of, self._defaults = variant_of, defaults
         with self._one_line_errors():
             self._client = connect(uri, create=False, environment=READING)
 
@@ -73,7 +79,7 @@ class Store:
             notes.append(f"{count(incomplete)} not finished and left out (--unfinished takes such runs): {names}")
             listed = [run for run in listed if run.status == "FINISHED"]
         measured = [run for run in listed if not run.metrics.isdisjoint(metrics)]
-        chosen, repetitions = newest(named_by_settings(measured, self._variant_of))
+        chosen, repetitions = newest(named_by_settings(measured, self._variant_of, self._defaults))
         for metric in metrics:
             if without := [str(run) for run in listed if metric not in run.metrics]:
                 notes.append(f"without {metric}: {first_few(without)}")

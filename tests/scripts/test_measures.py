@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -132,6 +133,18 @@ def test_blocks_of_code_are_counted_where_they_are(run, run_script, monkeypatch)
     assert sum(round(row["with code"] * row["responses"]) for row in stored) == 1
     assert all(row["with code"] == 0 for row in table if row["kind"] == "fresh")
     assert measured(run_script, "code", run)[0]["with code"] == "0.0"
+
+
+def test_a_response_without_its_middle_is_left_out_of_the_share_of_code_whatever_its_ends_show():
+    def response(i: int, text: str, step: int, whole: bool = True) -> measures.Response:
+        return measures.Response("fresh", f"{step}/a/{i}", step, "p", "a", text, Fraction(1), 0.5, True, None, whole)
+
+    long = [response(i, "```" if i == 0 else "text", 1, whole=False) for i in range(10)]
+    short = [response(i, "```" if i == 0 else "text", 2) for i in range(4)]
+    first, second = measures.code([*long, *short], parts=2)
+    assert (first["responses"], first["left out"]) == (0, 10)
+    assert math.isnan(first["with code"])
+    assert (second["responses"], second["with code"], second["left out"]) == (4, 0.25, 0)
 
 
 def test_questions_kept_are_those_in_the_range_of_a_mini_batch(run, run_script):

@@ -28,6 +28,7 @@ from mlflow.tracking import MlflowClient
 from mlflow_server import Server
 from study_builders import made, script
 
+from exgrpo_orlhf.config import all_settings
 from exgrpo_orlhf.study.comparison import MEASURES, compare
 from exgrpo_orlhf.study.comparison_tables import curves_csv, values_csv
 from exgrpo_orlhf.study.store import PAGE, Store, StoreError
@@ -243,6 +244,18 @@ def test_a_metric_that_the_baseline_does_not_have_is_shown_without_differences(s
     assert (METRIC, "run", "b") in kinds
     assert ("cost/generated_tokens", "difference", "b") in kinds
     assert not any(metric == METRIC and kind == "difference" for metric, kind, _ in kinds)
+
+
+def test_seeds_from_before_and_after_a_setting_are_one_variant(sqlite, capsys):
+    client = MlflowClient(sqlite)
+    experiment = client.create_experiment("exgrpo")
+    for seed, params in enumerate(({}, {"ReplayMixer.rho": all_settings()["ReplayMixer.rho"]})):
+        tags = {"group": "upgraded", "variant": "v", "seed": str(seed)}
+        add(client, experiment, tags, [0.2, 0.5 + seed / 10], 10, params=params)
+    assert script("compare", "--uri", sqlite, "--group", "upgraded", "--metric", METRIC) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"^v +2 ", output, re.MULTILINE)
+    assert "ReplayMixer.rho" not in output
 
 
 def test_a_server_that_does_not_answer_and_a_database_that_is_not_there_are_said(tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from drawn_charts import charts as drawn_charts
 from drawn_charts import clipped, of_class, outline, plot
 from study_builders import made
 
-from exgrpo_orlhf.config import variant_of
+from exgrpo_orlhf.config import all_settings, variant_of
 from exgrpo_orlhf.show import seeds, tables
 from exgrpo_orlhf.study import comparison_charts, comparison_tables
 from exgrpo_orlhf.study.comparison import ComparisonError, compare, differing_settings, named_by_settings
@@ -64,7 +64,12 @@ def test_areas_equal_tokens_and_equal_steps_are_over_what_all_runs_cover():
 )
 def test_a_collapse_is_an_end_below_the_start_or_half_of_the_best(values, collapsed):
     assert made("v", 0, values).collapsed is collapsed
-    for metric in ("eval/lucky_guess_rate", "eval/avg_bench/error_rate", "reward_log/accuracy"):
+    for metric in ("reward/mean", "reward/pass_at_1", "replay/continued_accuracy", "reward_part/modular_chain"):
+        assert made("v", 0, values, metric=metric).collapsed is collapsed
+    for metric in (
+        *("eval/lucky_guess_rate", "eval/avg_bench/error_rate", "reward_log/accuracy", "reward/overlong_penalty"),
+        *("reward_part/modular_chain_groups_with_signal", "replay/continued_groups_with_signal"),
+    ):
         assert not made("v", 0, values, metric=metric).collapsed, "less may be better"
 
 
@@ -146,6 +151,26 @@ def test_runs_without_tokens_or_time_are_compared_by_what_they_have():
         assert comparison_charts.picture([shown]).startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_variants_whose_seeds_share_no_step_are_drawn_by_their_last_values(tmp_path):
+    """As of `best` checkpoints: each seed was evaluated once, at another step."""
+    places = {"a": (100, 120), "b": (80, 140)}
+    curves = [
+        made(name, seed, [0.5 + seed / 10], steps=[step])
+        for name, steps in places.items()
+        for seed, step in enumerate(steps)
+    ]
+    alone = compare(METRIC, curves, "a")
+    assert comparison_charts.picture([alone]).startswith(b"\x89PNG")
+    text = comparison_tables.page("t", "a", [alone], [])
+    assert not drawn_charts(text, "learning")
+    [chart] = drawn_charts(text, "finals")
+    assert len(of_class(chart, "dot")) == 4
+    beside = compare(METRIC, [made(name, seed, [0.1, 0.2 + seed / 10]) for name in "ab" for seed in (0, 1)], "a")
+    assert comparison_charts.picture([alone, beside]).startswith(b"\x89PNG")
+    assert comparison_tables.page("t", "a", [alone, beside], []).startswith("<!doctype html>")
+
+
 def test_bands_are_means_with_intervals_where_all_seeds_are():
     x, mean, lows, highs = band([made("a", 0, [0.0, 1.0]), made("a", 1, [0.0, 1.0, 2.0], steps=[0, 5, 10])], "steps")
     assert x.tolist() == [0, 5, 10]
@@ -197,22 +222,39 @@ def test_a_name_in_the_markdown_file_is_text_and_no_html():
 
 def variants(*of_runs: dict[str, str], name: str = "quickstart.gin") -> list[str]:
     runs = [made(name, seed, [0.1], **{"train.seed": str(seed), **params}).run for seed, params in enumerate(of_runs)]
-    return [run.variant for run in named_by_settings(runs, variant_of)]
+    return [run.variant for run in named_by_settings(runs, variant_of, all_settings())]
 
 
 def test_runs_of_one_name_with_different_settings_are_variants_and_their_names_say_which():
     rho, rate = "ReplayMixer.rho", "Optimizer.learning_rate"
-    same = {rho: "0.5", rate: "1e-6"}
+    same = {rho: "0.5", rate: "2e-06"}
     assert variants(same, same) == ["quickstart.gin"] * 2, "but for the seed"
     changeable = {"train.steps": "9", "Tracking.uri": "x"}
     assert variants(same, {**same, **changeable}) == ["quickstart.gin"] * 2, "as when a run is continued"
     sampled = {**same, "Evaluation.temperature": "0.6"}
     assert len({*variants(same, sampled)}) == 2, "their evaluations are two quantities"
     three = variants(same, {**same, rho: "0.25"}, {**same, rate: "1e-5"}, same)
-    assert three[0] == three[3] == f"quickstart.gin ({rate} = 1e-6, {rho} = 0.5)"
-    assert three[1] == f"quickstart.gin ({rate} = 1e-6, {rho} = 0.25)"
+    assert three[0] == three[3] == f"quickstart.gin ({rate} = 2e-06, {rho} = 0.5)"
+    assert three[1] == f"quickstart.gin ({rate} = 2e-06, {rho} = 0.25)"
     assert three[2] == f"quickstart.gin ({rate} = 1e-5, {rho} = 0.5)"
-    assert variants(same, {rho: "0.5"})[1] == f"quickstart.gin ({rate} = not bound)"
+    assert (
+        variants(same, {**same, "PretrainedModel.path": "x"})[0] == "quickstart.gin (PretrainedModel.path = not bound)"
+    )
+
+
+def test_a_run_from_before_a_setting_is_of_the_variant_that_has_its_default():
+    rho, rate, model = "ReplayMixer.rho", "Optimizer.learning_rate", "a/Prompts.template"
+    default = all_settings()[rate]
+    before, now = {rho: "0.5"}, {rho: "0.5", rate: default, model: "'plain'"}
+    assert variants(before, now) == ["quickstart.gin"] * 2
+    assert variants(before, {**now, rate: "1e-05"}) == [
+        f"quickstart.gin ({rate} = {text})" for text in (default, "1e-05")
+    ]
+    assert len(set(variants(before, now, {**now, rate: "1e-05"}))) == 2
+    curves = [made("v", seed, [0.1], **params) for seed, params in enumerate((before, now, {**now, rate: "1e-05"}))]
+    of_one, of_all = (compare(METRIC, curves[:n], None).variants for n in (2, 3))
+    assert differing_settings(of_one, all_settings()) == ({}, [])
+    assert differing_settings(of_all, all_settings())[1] == [f"v: its runs differ in more than the seed: {rate}"]
 
 
 def test_flags_of_openrlhf_that_change_what_is_computed_tell_variants_apart():
@@ -227,6 +269,36 @@ def test_flags_of_openrlhf_that_change_what_is_computed_tell_variants_apart():
 
 def test_a_difference_that_rounds_to_0_has_no_minus():
     assert tables.number(-0.0004, sign="+") == "+0.000"
+
+
+@pytest.mark.slow
+def test_metrics_below_a_hundredth_are_shown_with_three_significant_digits():
+    small = {"a": (0.00034, 0.00036), "b": (0.0004, 0.00051)}
+    curves = [
+        made(name, seed, [0.5, value], metric="policy/approx_kl")
+        for name, values in small.items()
+        for seed, value in enumerate(values)
+    ]
+    compared = compare("policy/approx_kl", curves, "a")
+    reached, gains = comparison_tables.tables(compared)
+    assert [row[3] for row in reached.rows] == ["0.000350 ± 0.000127", "0.000455 ± 0.000699"]
+    final = gains.rows[0]
+    assert final[3:5] == ("+0.000105", "[-0.000467, +0.000677]")
+    by_area = next(row for row in gains.rows if row[0] == "area, steps")
+    assert by_area[3] == "+0.000", "of areas of 0.25"
+    for text in (
+        comparison_tables.terminal([compared], []),
+        comparison_tables.markdown("t", [compared], []),
+        comparison_tables.page("t", "a", [compared], []),
+    ):
+        for cell in ("0.000350 ± 0.000127", "+0.000105"):
+            assert cell in text
+    assert "0.000510 at step 10" in text
+    rates = compare("policy/learning_rate", [made("a", 0, [1e-6]), made("b", 0, [0.0])], "a")
+    assert [row[3] for row in comparison_tables.tables(rates)[0].rows] == ["1.00e-06", "0.000"]
+    assert comparison_tables.tables(rates)[1].rows[0][3] == "-1.00e-06"
+    accuracies = compare(METRIC, [made("a", 0, [0.5]), made("b", 0, [0.504])], "a")
+    assert comparison_tables.tables(accuracies)[1].rows[0][3] == "+0.004"
 
 
 def test_names_of_variants_that_are_cut_stay_different():

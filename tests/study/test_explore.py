@@ -18,11 +18,14 @@ from drawn_charts import charts, of_class, opened
 from mlflow import MlflowClient
 from replay_builders import filled
 from run_builders import MIXED_PHASE, rows, run_here, train_small
+from step_builders import begin
 from tracking_builders import tracked_runs, tracker
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
+from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
 from exgrpo_orlhf.study.history import KINDS, History, diversity, forgotten_by_step
+from exgrpo_orlhf.study.history import read as read_history
 from exgrpo_orlhf.study.run_page import RunPage, explore
 from exgrpo_orlhf.tracking.listener import ListenedRun
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
@@ -191,6 +194,59 @@ def test_a_short_run_shows_responses_every_gold_and_whether_reasoning_was_checke
     answers = {question.id[:12]: question.answer_text for question in questions}
     assert data["answers"] == [answers[one] for one in data["ids"]]
     assert (data["checked"], "Nothing checks the reasoning" in html.unescape(text)) == (checked, not checked)
+
+
+ADDING = (  # rows that are stored with failures, and trained on beside whole groups
+    *("ReplayMixer.store_rule = @AllFinished()", "MixedPolicyLoss.shaping = False"),
+    *("MixedPolicyLoss.clips_replayed = True", "RetirementPolicy.at_accuracy = None", "ReplayMixer.rho = 0"),
+)
+INJECTIONS = {
+    "Beside": (),
+    "InPlace": (),
+    "LateInjection": ("ReplayMixer.rho = 0",),
+    "UnlessSolved": ("UnlessSolved.late = @LateInjection()",),
+    "StoredGroup": (*ADDING, "StoredGroup.rows = 3", "StoredGroup.least = 2", "ReplayBuffer.per_question = 8"),
+    "StoredRows": (*ADDING, "StoredRows.rows = 2", "ReplayBuffer.per_question = 8"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("injection", INJECTIONS)
+def test_every_replay_is_an_event_of_its_question(injection, warm_model, tmp_path):
+    bindings = (f"ReplayMixer.injection = @{injection}()", "ReplayMixer.start_at_accuracy = None")
+    run = begin(warm_model, tmp_path, "ModularChains.count = 12", *bindings, *INJECTIONS[injection])
+    for _ in range(6):
+        run.step()
+    log = rows(tmp_path / "decisions.jsonl")
+    history = read_history(tmp_path, ReplayBuffer(RetirementPolicy()), None, [], str)
+    events, replays = history.events, [i for i in history.events["replay"] if i >= 0]
+    assert sorted(replays) == list(range(len(history.replays["step"])))
+    assert len(replays) == sum(len(row["replays"].get("id", ())) for row in log) > 0
+    logged = Counter((row["step"], one) for row in log for one in row["replays"].get("id", ()))
+    columns = zip(*(events[name] for name in ("q", "step", "kind", "replay")), strict=True)
+    of_events = [(history.ids[q], step, KINDS[kind]) for q, step, kind, replay in columns if replay >= 0]
+    assert Counter((step, q) for q, step, _ in of_events) == logged
+    assert {kind for *_, kind in of_events} <= {"replayed", "injected"}
+    assert events["step"] == sorted(events["step"])
+    sampled = [(row["step"], q) for row in log for q in row["questions"]["id"]]
+    graded = [
+        (step, history.ids[q]) for q, step, n in zip(events["q"], events["step"], events["graded"], strict=True) if n
+    ]
+    assert Counter(graded) <= Counter(sampled), "an added row is no group"
+
+    (tmp_path / "page.html").write_text(explore(tmp_path, []), encoding="utf-8")
+    dom, console = opened(tmp_path / "page.html", tmp_path, "filter=replayed")
+    assert console == []
+    of_question = Counter(one for row in log for one in row["replays"].get("id", ()))
+    [shown] = re.findall(r'data-filter="replayed"[^>]*>replayed ([\d,]+)<', dom)
+    assert int(shown) == len(of_question)
+    counts = [int(n) for n in re.findall(r"<small>[^<]*</small><small>(\d+)</small></button>", dom)]
+    assert counts == sorted(of_question.values(), reverse=True)
+    life = table(dom)  # of the first, with the most replays
+    assert sum(bool(cells[6]) for cells in life) == max(of_question.values())
+    groups = [row for row in log if element(dom, "name") in row["questions"]["id"]]
+    assert sum("/" in cells[2] for cells in life) == len(groups)
+    assert f"<dt>replays</dt><dd>{max(of_question.values())}</dd>" in dom
 
 
 # -- while the run trains ----------------------------------------------------------------------------------------------
