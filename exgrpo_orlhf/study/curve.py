@@ -12,9 +12,10 @@ import numpy as np
 from ..show.seeds import Array, t_test
 
 Params = Mapping[str, str]  # by name
-# Metrics of which more is better, so that a fall is a collapse: rewards, accuracies and benchmarks' averages
+# Metrics of which more is better, so that a fall is a collapse: rewards, accuracies and benchmarks' averages. Not
+# replay/continued_accuracy, which is 0 in a step without such a group
 _SUCCESS = re.compile(
-    r"^reward/(mean|pass_at_1)$|^replay/continued_accuracy$|^reward_part/.+(?<!_groups_with_signal)$"
+    r"^reward/(mean|pass_at_1)$|^reward_part/.+(?<!_groups_with_signal)$"
     r"|^eval/(.*[/_])?(accuracy|pass_at|avg_at|maj_at|avg)(_[^/]*)?$"
 )
 TOKENS, SECONDS = "cost/generated_tokens", "time/step"  # metrics by which curves are drawn against these

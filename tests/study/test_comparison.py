@@ -64,7 +64,7 @@ def test_areas_equal_tokens_and_equal_steps_are_over_what_all_runs_cover():
 )
 def test_a_collapse_is_an_end_below_the_start_or_half_of_the_best(values, collapsed):
     assert made("v", 0, values).collapsed is collapsed
-    for metric in ("reward/mean", "reward/pass_at_1", "replay/continued_accuracy", "reward_part/modular_chain"):
+    for metric in ("reward/mean", "reward/pass_at_1", "reward_part/modular_chain"):
         assert made("v", 0, values, metric=metric).collapsed is collapsed
     for metric in (
         *("eval/lucky_guess_rate", "eval/avg_bench/error_rate", "reward_log/accuracy", "reward/overlong_penalty"),
