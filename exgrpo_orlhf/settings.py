@@ -199,7 +199,8 @@ class LocalEngine:
     gradient_checkpointing: compute activations again in the backward pass instead of keeping them
     """
 
-    MAY_CHANGE = ("device", "threads", "sampler", "sampler_memory")
+    # The last two change rounding alone; they are what to change when a run has ended for want of memory.
+    MAY_CHANGE = ("device", "threads", "sampler", "sampler_memory", "micro_batch_tokens", "gradient_checkpointing")
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
