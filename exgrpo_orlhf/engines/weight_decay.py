@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 # Parts of the names of parameters without it: biases and the weights of norms (OpenRLHF 0.11.2,
 # get_optimizer_grouped_parameters, which the actor's strategy calls).
@@ -14,7 +14,8 @@ EXEMPT = ("bias", "layer_norm.weight", "layernorm.weight", "norm.weight", "ln_f.
 def decay_groups(model: Module, weight_decay: float) -> list[dict[str, Any]]:
     """The trained parameters as the groups of an optimiser with this `weight_decay`: those that it takes, and those
     that it does not. One group if there is no decay, or none of the one kind."""
-    decayed, exempt = [], []
+    decayed: list[Parameter] = []
+    exempt: list[Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             free = weight_decay > 0 and any(part in name for part in EXEMPT)
