@@ -97,7 +97,8 @@ class Sampling:
 class Optimizer:
     """AdamW and its schedule.
 
-    learning_rate, betas, weight_decay: of AdamW
+    learning_rate, betas: of AdamW
+    weight_decay: of AdamW, of all but biases and the weights of norms (engines/weight_decay.py)
     warmup_steps: optimiser steps of linear warm-up, from 1/warmup_steps of the rate to all of it
     schedule: after the warm-up; 'linear' and 'cosine' fall to what would be 0 one step after `decay_steps`
     decay_steps: optimiser steps of warm-up and fall, which train.steps may not exceed; bound apart from it so that a
@@ -199,7 +200,8 @@ class LocalEngine:
     gradient_checkpointing: compute activations again in the backward pass instead of keeping them
     """
 
-    MAY_CHANGE = ("device", "threads", "sampler", "sampler_memory")
+    # The last two change rounding alone; they are what to change when a run has ended for want of memory.
+    MAY_CHANGE = ("device", "threads", "sampler", "sampler_memory", "micro_batch_tokens", "gradient_checkpointing")
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..io.files import Files, locked, sync
+from ..settings import LocalEngine
 from . import manifest
 from .identity import IDENTITY, identities
 
@@ -319,9 +320,11 @@ def _begin_anew(checkpoint: Path) -> str:
 
 
 def _comparable(identity: dict[str, str]) -> dict[str, str]:
-    """Without what may change: where a question file lies, whose questions are compared when they are loaded, and the
-    flags that say on how many GPUs OpenRLHF trains (openrlhf/universal.py)."""
-    identity = {name: value for name, value in identity.items() if name.rpartition("/")[2] != "QuestionFile.path"}
+    """Without what may change: where a question file lies, whose questions are compared when they are loaded, the
+    flags that say on how many GPUs OpenRLHF trains (openrlhf/universal.py), and what an older version did not let
+    change."""
+    free = {"QuestionFile.path", *(f"LocalEngine.{name}" for name in LocalEngine.MAY_CHANGE)}
+    identity = {name: value for name, value in identity.items() if name.rpartition("/")[2] not in free}
     flags = ast.literal_eval(identity.get("OpenRLHF.flags", "{}"))
     kept = {flag: value for flag, value in flags.items() if flag not in RANKS}
     return {**identity, "OpenRLHF.flags": repr(kept)} if flags else identity

@@ -13,7 +13,7 @@ import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,13 @@ class Adapter:
                 yield
             finally:
                 weight.data = before
+
+    def merged_parameters(self) -> Generator[tuple[str, Tensor]]:
+        """The weights by the names that they have in the base model, merged one at a time: the weight that was yielded
+        is the frozen one again when the next is asked for. All ranks must ask."""
+        for name, weight in self.base_parameters():
+            with self.merged_weight(weight):
+                yield name, weight.data  # of a parameter whoever keeps it would see the frozen one
 
     def base_parameters(self) -> list[tuple[str, Any]]:
         """The parameters of the base model by the names that they have there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,7 +44,7 @@ class ForwardRow:
         return self.token_ids if self.actions is None else self.token_ids[self.actions]
 
 
-def micro_batches(rows: Sequence[PackedRow], token_budget: int, padding: float = MAX_PADDING) -> Iterator[list[int]]:
+def micro_batches(rows: Sequence[Sized], token_budget: int, padding: float = MAX_PADDING) -> Iterator[list[int]]:
     """Positions of rows, longest first, in batches whose padded size (rows × longest) stays within the budget and of
     which at most the share `padding` is padding. A single row may exceed the budget.
 

@@ -18,6 +18,10 @@ from ..experiment import Experiment
 from ..io.progress import duration
 from ..io.provenance import host_bytes
 from ..replay.store_rule import AllFinished
+from ..sampling.vllm_here import SLEEPS_ABOVE
+from ..settings import LocalEngine
+
+_RESERVE = 3 * estimates.GB  # of a GPU on the local engine: 1 GB of CUDA in its process, 2 GB of fragments (assumed)
 
 
 def needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> Iterator[str]:
@@ -26,19 +30,70 @@ def needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, in
     beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"
     settings = experiment.openrlhf
     if settings is None or settings.cpu_bench:
-        copies = 4 * count[1] * len(experiment.copies)
-        checkpoint = 4 * count[0] + 8 * count[1] + copies  # the local engine's weights and Adam, float32
-        weights = 4 * count[0] * (1 + experiment.reference_model) + 12 * count[1] + copies
-        frozen = f", {size(copies)} of it copies of the {' and the '.join(experiment.copies)} policy" if copies else ""
-        yield f"memory      estimated: {size(weights)}{frozen}, activations and {beside}; --smoke measures it"
-        if weights > (there := _local_memory(experiment)):
-            yield f"            TOO LITTLE: there are {size(there)}; train an adapter (--gin gin/recipes/lora.gin)"
+        # The local engine's weights and Adam, float32.
+        checkpoint = 4 * count[0] + (8 + 4 * len(experiment.copies)) * count[1]
+        yield from _local(experiment, config, count, beside)
         yield from _local_time(experiment, count[0])
     else:
         checkpoint = estimates.checkpoint_bytes(*count) + 2 * count[1] * len(experiment.copies)
         yield from _layout(experiment, config, count[0], beside)
     free = shutil.disk_usage(next(folder for folder in run.absolute().parents if folder.is_dir())).free
     yield f"disk        estimated: {disk_text(experiment, checkpoint + buffer, free)}"
+
+
+def _local(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], beside: str) -> Iterator[str]:
+    """Of the local engine, float32. beside: what its memory holds besides"""
+    parameters, trained = count
+    copies = 4 * trained * len(experiment.copies)
+    held = 4 * parameters * (1 + experiment.reference_model) + 8 * trained + copies  # while it samples, with Adam
+    held += 0 if experiment.lora.rank is None else 4 * trained  # A and B are beside the model's own
+    update, share = held + 4 * trained, _vllm_share(experiment)  # with gradients
+    merged = 4 * estimates.merged_parameters(config, experiment.lora) if share is None else 0  # while the loop samples
+    most, there = max(update, held + merged), _local_memory(experiment)
+    frozen = f", {size(copies)} of it copies of the {' and the '.join(experiment.copies)} policy" if copies else ""
+    yield f"memory      estimated: {size(most)}{frozen}, activations and {beside}; --smoke measures it"
+    if share is not None:
+        yield f"            beside {size(held if share > SLEEPS_ABOVE else update)} of it vLLM takes {share} of the GPU"
+    if most > there:
+        yield f"            TOO LITTLE: there are {size(there)}; train an adapter (--gin gin/recipes/lora.gin)"
+    elif share is not None and (short := _too_little_for_vllm(share, held, update, 2 * parameters, there)):
+        yield f"            TOO LITTLE: {short}"
+
+
+def _too_little_for_vllm(share: float, held: float, update: float, weights: float, total: float) -> str | None:
+    """What does not fit on a GPU of `total` bytes beside vLLM's share, and what to do, or None.
+
+    held, update: bytes of the trainer while vLLM samples, and with gradients; weights: vLLM's own, in its share
+    """
+    sleeps = share > SLEEPS_ABOVE
+    beside = held if sleeps else update
+    if beside + share * total + _RESERVE <= total:
+        return None
+    asleep, awake = (int(100 * (total - trainer - _RESERVE) / total) / 100 for trainer in (held, update))
+    fits = asleep if asleep > SLEEPS_ABOVE else min(awake, SLEEPS_ABOVE)
+    most = f"at most {fits} fits" + ("" if fits > SLEEPS_ABOVE else ", less what activations take")
+    if fits * total < weights:
+        most = "no share fits; bind LocalEngine.sampler = 'loop' or train an adapter (--gin gin/recipes/lora.gin)"
+    return (
+        f"LocalEngine.sampler_memory = {share} of {size(total)}, {size(beside)} of "
+        f"{'weights and Adam' if sleeps else 'weights, gradients and Adam'} and about {size(_RESERVE)} of CUDA and "
+        f"fragments are more than the GPU has: {most}"
+    )
+
+
+def _on_gpu(local: LocalEngine | None) -> bool:
+    """Whether it is to run on a GPU, be that here or not."""
+    return local is not None and (
+        local.device.startswith("cuda") or (local.device == "auto" and torch.cuda.is_available())
+    )
+
+
+def _vllm_share(experiment: Experiment) -> float | None:
+    """Of the GPU beside the local engine; None where no vLLM samples there."""
+    local = experiment.local
+    if local is None or not _on_gpu(local) or not local.samples_by_vllm("cuda"):
+        return None
+    return local.sampler_memory
 
 
 def _local_memory(experiment: Experiment) -> float:
@@ -56,7 +111,7 @@ def _local_memory(experiment: Experiment) -> float:
 
 def _local_time(experiment: Experiment, parameters: int) -> Iterator[str]:
     local = experiment.local
-    if local is not None and (local.device == "cuda" or (local.device == "auto" and torch.cuda.is_available())):
+    if local is not None and _on_gpu(local):
         step, _ = estimates.step_of(experiment, parameters, estimates.CARDS["H100"])
         run_hours = f"{duration(step)} a step, {experiment.settings.steps * step / 3600:.0f} h a run"
         sampled = "vLLM's tokens assumed" if local.samples_by_vllm("cuda") else "the loop's tokens measured"

@@ -104,8 +104,10 @@ class LoopSampler(Sampler):
                 )
             except torch.OutOfMemoryError as error:
                 raise EngineLost(
-                    f"{len(chunk)} responses at a time are too many for the GPU; lower --rows of run_bench.py or "
-                    "LocalEngine.generation_rows"
+                    f"{len(chunk)} responses at a time are too many for the GPU; lower --rows of run_bench.py, or "
+                    "LocalEngine.generation_rows. It decides what is drawn: a run with a checkpoint goes on with "
+                    "--resume and LocalEngine.sampler = 'vllm', or a new one with fewer rows from there (--from "
+                    "CHECKPOINT --with-buffer)"
                 ) from error
 
     def forget(self, sessions: Iterable[int]) -> None:

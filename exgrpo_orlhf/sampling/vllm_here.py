@@ -86,21 +86,29 @@ class VllmSampler(QueuedSampler):
     @contextmanager
     def awake(self) -> Iterator[None]:
         """With the newest weights. Raises EngineLost if the trainer has left too little memory."""
-        if self._asleep:
-            try:
+        try:
+            if self._asleep:
                 self._llm.wake_up()
-            except RuntimeError as error:  # of vLLM's allocator, or torch.OutOfMemoryError
-                raise EngineLost(
-                    f"vLLM cannot take its memory back ({' '.join(str(error).split())[:200]}): lower "
-                    "LocalEngine.sampler_memory or LocalEngine.micro_batch_tokens"
-                ) from error
-        if self.outdated or self._asleep:
-            self._load()
+            if self.outdated or self._asleep:
+                self._load()
+        except RuntimeError as error:  # of vLLM's allocator, or torch.OutOfMemoryError
+            if "out of memory" not in str(error):
+                raise
+            raise EngineLost(
+                f"vLLM cannot take its memory back, or the weights ({' '.join(str(error).split())[:200]}): lower "
+                "LocalEngine.sampler_memory (--dry-run says which share fits), or bind LocalEngine.sampler = 'loop'"
+            ) from error
         self.outdated = self._asleep = False
-        yield
+        closed = None
+        try:
+            yield
+        except GeneratorExit as error:  # whoever wants no more of it trains; the requests are cancelled
+            closed = error
         if self._sleeps:
             self._llm.sleep(level=2)  # weights are thrown away: the policy has them
             self._asleep = True
+        if closed is not None:
+            raise closed
 
     def _load(self) -> None:
         def load(model: Any) -> set[str]:

@@ -100,7 +100,7 @@ class SupervisedModel:
     learning_rate: of AdamW, at its peak
     schedule: how the rate falls to 0 after the warm-up
     warmup: share of the steps in which the rate rises to its peak
-    weight_decay: of AdamW
+    weight_decay: of AdamW, of all but biases and the weights of norms
     max_grad_norm: the gradient is clipped to this norm
     seed: decides the orders; apart from train.seed, so that runs with different seeds begin with the same model
     cache: directory of finished models; None means $EXGRPO_CACHE, or ~/.cache/exgrpo_orlhf where that is not set
@@ -164,10 +164,13 @@ class SupervisedModel:
         """A hash of all that makes the model. What changes rounding alone is no part of it: device, threads, sizes of
         micro-batches, and whether activations are computed again."""
         from ..engines.local.placement import device_of, dtype_of
+        from ..engines.weight_decay import EXEMPT
 
         named = ("epochs", "batch_size", "learning_rate", "schedule", "warmup", "weight_decay", "max_grad_norm", "seed")
         shaping = {name: getattr(self, name) for name in named}
         shaping["dtype"] = str(dtype_of(self.machine.dtype, device_of(self.machine.device)))
+        if self.weight_decay > 0:
+            shaping["exempt"] = EXEMPT
         texts = [[question.prompt, response] for question, response in examples]
         # What the base is, not where it lies: its files' hashes; of a hub's model the commit.
         start: Any = [str(base), getattr(config, "_commit_hash", None)]

@@ -17,6 +17,7 @@ from ..engines.local.forward import PolicyForward, Recomputing
 from ..engines.local.placement import dtype_of
 from ..engines.rows import ForwardRow
 from ..engines.schedule import rate_share
+from ..engines.weight_decay import decay_groups
 from .optimiser_steps import optimiser_steps
 
 
@@ -35,7 +36,10 @@ class SupervisedTraining:
             self.forward.least_repeated = 0.0
         self._recomputing = Recomputing(model, machine.gradient_checkpointing)
         self._optimiser = torch.optim.AdamW(
-            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+            decay_groups(model, settings.weight_decay),
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            fused=True,
         )
         warmup = math.ceil(settings.warmup * self.steps)
         shape = partial(rate_share, steps=self.steps, warmup=warmup, schedule=settings.schedule)

@@ -26,8 +26,8 @@ from transformers import (
 from exgrpo_orlhf.attention import shared_prompt
 from exgrpo_orlhf.sampling import batch
 from exgrpo_orlhf.sampling.batch import check_rows
-from exgrpo_orlhf.sampling.request import Request
-from exgrpo_orlhf.sampling.torch_loop import BLOCK, CHECK_EVERY, _taken, generate, sample
+from exgrpo_orlhf.sampling.request import EngineLost, Request, StepSeed
+from exgrpo_orlhf.sampling.torch_loop import BLOCK, CHECK_EVERY, LoopSampler, _taken, generate, sample
 
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
@@ -377,6 +377,18 @@ def test_a_turn_under_autocast_goes_on_from_keys_and_values_of_either_dtype(monk
         assert {states.dtype for states in kept.values()} == {torch.bfloat16 if least else torch.float32}
         same = [a == b for a, b in zip(episodes, anew, strict=True)]
         assert np.mean(same) > 0.6, "the rest differ by rounding"
+
+
+def test_too_little_memory_for_a_chunk_is_said_with_what_helps_a_run_that_has_a_checkpoint(monkeypatch):
+    """A resumed run keeps the rows of a chunk: its draws are theirs (tests/scripts/test_begin_from.py)."""
+
+    def too_large(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("exgrpo_orlhf.sampling.torch_loop.generate", too_large)
+    sampler = LoopSampler(random_model(Qwen2Config(**SMALL)), None, ENDS, 0, rows=4)
+    with pytest.raises(EngineLost, match=r"2 responses.*LocalEngine\.generation_rows.*--from CHECKPOINT --with-buffer"):
+        [*sampler.sample([Request([1, 2], StepSeed(0, 1), 4, 1.0, n=2)])]
 
 
 @pytest.mark.parametrize("other", [{"temperature": 0.5}, {"top_p": 0.9}, {"end": (3,)}, {"stop": ("x",)}])

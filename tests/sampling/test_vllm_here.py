@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from eval_builders import needs_vllm
 from run_builders import (
     BUILDERS,
@@ -29,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import checkpoints
 from exgrpo_orlhf.sampling import EngineLost
+from exgrpo_orlhf.sampling.request import Request
 from exgrpo_orlhf.sampling.vllm_here import VllmSampler
 
 BY_VLLM = "LocalEngine.sampler = 'vllm'"
@@ -119,6 +121,44 @@ def test_memory_that_vllm_cannot_take_back_is_said_with_the_settings_that_need_l
     sampler._asleep, sampler._llm = True, SimpleNamespace(wake_up=wake_up)
     with pytest.raises(EngineLost, match=r"out of memory.*LocalEngine\.sampler_memory"), sampler.awake():
         pass
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_memory_that_is_too_small_for_the_weights_is_said_too_and_another_error_is_not_taken_for_it(asleep):
+    def takes(error):
+        def apply_model(load):
+            raise error
+
+        sampler = VllmSampler.__new__(VllmSampler)
+        sampler._asleep, sampler._llm = asleep, SimpleNamespace(wake_up=lambda: None, apply_model=apply_model)
+        return sampler.awake()
+
+    with (
+        pytest.raises(EngineLost, match=r"out of memory.*LocalEngine\.sampler_memory"),
+        takes(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    ):
+        pass
+    with pytest.raises(RuntimeError, match=r"^of another shape$"), takes(RuntimeError("of another shape")):
+        pass
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_samples_that_nobody_waits_for_are_cancelled_and_then_vllm_sleeps(sleeps):
+    """Its memory is the trainer's, whose update follows."""
+    calls = []
+    sampler = VllmSampler.__new__(VllmSampler)
+    sampler._asleep, sampler._sleeps, sampler.outdated = False, sleeps, False
+    sampler._llm = SimpleNamespace(
+        abort_request=lambda names: calls.append(f"cancelled {names}"), sleep=lambda level: calls.append("asleep")
+    )
+    sampler._send = lambda request, seed: f"request {len(request.prompt_ids)}"
+    sampler._arrived = lambda pending, wait: [(next(iter(pending)), [])]
+    samples = sampler.sample([Request([2] * length, 0, 4, 1.0) for length in (1, 2)])
+    assert next(samples) == [(0, [])]
+    assert calls == []
+    samples.close()
+    assert calls == ["cancelled ['request 2']", *["asleep"] * sleeps]
+    assert sampler._asleep == sleeps
 
 
 def test_without_vllm_the_message_says_how_to_get_it_and_what_to_bind_instead(warm_model, tmp_path, monkeypatch):

@@ -32,7 +32,9 @@ def train(run_script, warm_model, tmp_path):
     return go
 
 
-@pytest.mark.parametrize("change", ["Optimizer.learning_rate = 1e-4", "train.group_size = 6"])
+@pytest.mark.parametrize(
+    "change", ["Optimizer.learning_rate = 1e-4", "train.group_size = 6", "LocalEngine.generation_rows = 8"]
+)
 def test_the_advice_of_a_refused_resumption_begins_a_run_with_the_weights_and_the_buffer(
     change, train, earlier, tmp_path
 ):

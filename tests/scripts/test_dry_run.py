@@ -17,6 +17,8 @@ import pytest
 from layouts import MODELS
 from run_builders import byte_tokenizer, set_words, small_bindings
 
+from exgrpo_orlhf.config import load
+from exgrpo_orlhf.preflight.needs import needs
 from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 ON_8_GPUS = ["recipes/paper.gin", "engines/openrlhf_8gpu.gin"]
@@ -114,6 +116,59 @@ def test_the_plan_counts_frozen_copies_and_says_where_they_do_not_fit(dry_run, b
     done, _, _ = dry_run(ON_8_GPUS, [*bindings, *convex])
     short = "45.7 GB of the policy, the reference model, the copy of the preceding policy and about 5 GB"
     assert f"TOO LITTLE: vllm.gpu_memory_utilization = 0.6 of 80.0 GB, {short}" in done.stdout
+
+
+QWEN_3B = 3_085_938_688  # parameters of Qwen2.5-3B
+A_THIRD = ["LocalEngine.sampler_memory = 0.3"]  # vLLM stays awake
+KL = ["MixedPolicyLoss.kl_coef = 0.001"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "bindings", "short"),
+    [
+        (QWEN_3B, [], None),
+        (QWEN_3B, ["LocalEngine.sampler_memory = 0.6"], "37.0 GB of weights and Adam .*: at most 0.53 fits$"),
+        (QWEN_3B, A_THIRD, None),
+        (
+            QWEN_3B,
+            ["LocalEngine.sampler_memory = 0.4"],
+            "49.4 GB of weights, gradients and Adam .*: at most 0.53 fits$",
+        ),
+        (QWEN_3B, KL, "49.4 GB of weights and Adam .*: at most 0.24 fits, less what activations take$"),
+        (QWEN_3B, [*KL, *A_THIRD], "61.7 GB of weights, gradients and Adam .*: at most 0.24 fits, less"),
+        (4_000_000_000, KL, "no share fits; bind LocalEngine.sampler = 'loop' or train an adapter"),
+        (6_000_000_000, [], "there are 85.5 GB; train an adapter"),
+        (6_000_000_000, ["LoRA.rank = 16"], None),
+        (QWEN_3B, [*KL, "LocalEngine.sampler = 'loop'"], None),
+    ],
+)
+def test_vllm_beside_the_local_engine_is_in_its_sum(parameters, bindings, short, monkeypatch, tmp_path):
+    """On an H100 of 80 GB: while vLLM samples there are weights and Adam, 12 bytes a parameter, and in an update 16,
+    beside which vLLM is awake where its share is half of the GPU or less."""
+    monkeypatch.setattr("exgrpo_orlhf.preflight.needs._local_memory", lambda experiment: 85.5e9)
+    bound = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions'", "LocalEngine.sampler = 'vllm'"]
+    experiment = load(["one_gpu.gin"], [*bound, *bindings])
+    trained = parameters if experiment.lora.rank is None else 30_000_000
+    lines = [*needs(experiment, MODELS["1.5B"], (parameters, trained), tmp_path / "run")]
+    said = [line.partition("TOO LITTLE: ")[2] for line in lines if "TOO LITTLE" in line]
+    assert len(said) == (short is not None), lines
+    assert short is None or re.search(short, said[0]), said
+    by_vllm = experiment.local.sampler == "vllm"
+    assert any("of it vLLM takes" in line for line in lines) == by_vllm
+
+
+@pytest.mark.slow
+def test_the_merged_copy_with_which_the_loop_samples_is_in_the_sum(monkeypatch, tmp_path):
+    """Of the adapted layers, float32: 1,543.7 million parameters less the embedding of 151,936 × 1,536 and what is no
+    matrix, 1,310.1 million; vLLM takes them one after another."""
+    bound = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions'", "LoRA.rank = 16"]
+    sums = {}
+    for sampler in ("loop", "vllm"):
+        experiment = load(["one_gpu.gin"], [*bound, f"LocalEngine.sampler = {sampler!r}"])
+        (line,) = (each for each in needs(experiment, MODELS["1.5B"], (1_543_714_304, 18_464_768), tmp_path / "run")
+                   if each.startswith("memory"))  # fmt: skip
+        sums[sampler] = float(re.search(r"estimated: ([\d.]+) GB", line)[1])
+    assert sums == {"vllm": 6.5, "loop": 11.6}
 
 
 def test_the_llama_base_models_file_begins_on_the_official_rows(dry_run, big_model, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -20,12 +21,14 @@ from tracking_builders import tracked_runs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_orlhf import checkpoints, config
-from exgrpo_orlhf.checkpoints import RunFolderError, UnusableCheckpoint, claim
+from exgrpo_orlhf.checkpoints import RunFolderError, UnusableCheckpoint, claim, manifest
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
 from exgrpo_orlhf.engines.local import TorchEngine
+from exgrpo_orlhf.engines.local.forward import within_memory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.replay.snapshot import SnapshotError
 from exgrpo_orlhf.rewards import GradingError
+from exgrpo_orlhf.sampling import EngineLost
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.training.loop import TrainingRun
 from exgrpo_orlhf.training.run import train
@@ -357,6 +360,27 @@ def test_a_checkpoint_of_another_configuration_is_refused_and_the_difference_nam
 ):
     with pytest.raises(UnusableCheckpoint, match=difference):
         go(warm_model, finished, "train.steps = 4", *bindings, resume=True)
+
+
+@pytest.mark.slow
+def test_a_run_that_had_too_little_memory_is_resumed_with_each_setting_that_the_message_names(run, warm_model):
+    with pytest.raises(EngineLost) as lost, within_memory():
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    less = {"micro_batch_tokens": 64, "gradient_checkpointing": True, "sampler_memory": 0.2}
+    assert set(re.findall(r"LocalEngine\.(\w+)", str(lost.value))) == less.keys()
+    for steps, (name, value) in enumerate(less.items(), 3):
+        words = (f"train.steps = {steps}", f"LocalEngine.{name} = {value}")
+        assert go(warm_model, run, *words, resume=True).steps == steps
+
+
+def test_a_checkpoint_from_when_a_setting_could_not_change_is_resumed_too(run, tmp_path):
+    state = json.loads((run / "checkpoint-2" / "trainer" / "state.json").read_text(encoding="utf-8"))
+    identity = state["identity"]
+    older = {**state, "identity": {**identity, "LocalEngine.micro_batch_tokens": "4096"}}
+    (folder := tmp_path / "checkpoint-9").mkdir()
+    checkpoints.write_state(folder, older)
+    manifest.seal(folder, 9, "x", {})
+    assert checkpoints.read_state(folder, identity) == older
 
 
 def test_a_non_finite_update_stops_the_run_and_leaves_its_batch(warm_model, tmp_path, monkeypatch):

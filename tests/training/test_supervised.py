@@ -46,8 +46,8 @@ def rows_of(model: Path) -> list[ForwardRow]:
     ]
 
 
-def training_on(model: Path, rows, machine=CPU, batch_size=8) -> SupervisedTraining:
-    settings = supervised(model, model, machine=machine, batch_size=batch_size)
+def training_on(model: Path, rows, machine=CPU, batch_size=8, **more) -> SupervisedTraining:
+    settings = supervised(model, model, machine=machine, batch_size=batch_size, **more)
     return SupervisedTraining(load(model, torch.device("cpu")), rows, settings)
 
 
@@ -162,6 +162,14 @@ def key(model: SupervisedModel, monkeypatch) -> str:
         folder = model.prepare()
     folder.rmdir()
     return folder.name
+
+
+def test_weight_decay_leaves_biases_and_norms_as_in_the_run(raw_model):
+    training = training_on(raw_model, rows_of(raw_model), weight_decay=0.1)
+    taken, left = training._optimiser.param_groups
+    assert (taken["weight_decay"], left["weight_decay"]) == (0.1, 0.0)
+    assert {parameter.dim() for parameter in taken["params"]} == {2}
+    assert {parameter.dim() for parameter in left["params"]} == {1}
 
 
 @pytest.mark.slow

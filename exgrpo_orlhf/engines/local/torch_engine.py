@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -145,17 +145,17 @@ class TorchEngine(Engine):
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """As fast with merged weights as without an adapter, and faster for small models (benchmarks/lora.py)."""
-        with self._weights(), self.forward.autocast():
+        with nullcontext() if self.adapter is None else self.adapter.merged(), self.forward.autocast():
             yield
 
     @contextmanager
     def _weights(self) -> Iterator[Iterable[tuple[str, torch.Tensor]]]:
-        """The policy's, an adapter merged into them, by their names in the base model."""
+        """The policy's by their names in the base model, once. An adapter is merged into one after another."""
         if self.adapter is None:
             yield self.model.named_parameters()
         else:
-            with self.adapter.merged():
-                yield self.adapter.base_parameters()
+            with closing(self.adapter.merged_parameters()) as weights:
+                yield weights
 
     # -- score and update ---------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from ..engine import LogProbs, NonFiniteUpdate, UpdateStats
 from ..frozen_copy import FrozenCopy, begin_anew
 from ..rows import behaviour_logprobs, row_dump
 from ..schedule import scheduler
+from ..weight_decay import decay_groups
 from .forward import PolicyForward, Recomputing, per_row
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class PolicyUpdate:
         self._fused = True if self.forward.device.type == "cuda" else None  # None: torch's choice, a loop on a CPU
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self._trained,
+            decay_groups(self.model, settings.weight_decay),
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -205,12 +206,18 @@ class PolicyUpdate:
             copy.save(folder / f"{name}.pt")
 
     def load(self, folder: Path) -> None:
+        """Raises ValueError for a state of other parameters."""
         for name, copy in self.copies.items():
             copy.load(folder / f"{name}.pt")
         state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
         for group in state["optimizer"]["param_groups"]:
             # As this device needs it, whatever wrote the checkpoint. A fused Adam keeps its step counters there too.
             group["fused"] = self._fused
+        if len(state["optimizer"]["param_groups"]) != len(self.optimizer.param_groups):
+            raise ValueError(
+                f"{folder / 'optimizer.pt'} is of a version whose Optimizer.weight_decay took biases and norms too; "
+                f"begin a new run with its weights: --from {folder.parent} (--with-buffer for its buffer)"
+            )
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
 

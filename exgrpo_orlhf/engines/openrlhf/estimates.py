@@ -74,6 +74,16 @@ def parameters_of(config: PretrainedConfig, lora: LoRA) -> tuple[int, int]:
     return count, sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
+def merged_parameters(config: PretrainedConfig, lora: LoRA) -> int:
+    """Of the layers that an adapter is beside, whose merged copies the local engine's loop samples with."""
+    if lora.rank is None:
+        return 0
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(config)
+        _, layers = insert(model, lora, config.name_or_path or "")
+    return sum(layer.get_base_layer().weight.numel() for layer in layers.values())
+
+
 def checkpoint_bytes(parameters: int, trained: int) -> int:
     """Weights in the Hugging Face files and in DeepSpeed's (bf16), its float32 master weights, two moments of Adam."""
     return 4 * parameters + 12 * trained

@@ -16,6 +16,7 @@ from ...grader.grade import Grade
 from ...records import MixedBatch, Question, Rollout, Row, Trajectory
 from ..engine import LogProbs
 from ..rows import ForwardRow, behaviour_logprobs
+from .rank_passes import passes_by_rank
 
 # A row that fills up a group: the fewest tokens of which one predicts another, and no response.
 _FILLER = (
@@ -142,6 +143,27 @@ class MixedExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
     OpenRLHF's own experience maker would overwrite behaviour log-probs with the current policy's, and compute
     advantages from rewards that a stored success does not have.
     """
+
+    def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """The rows in the reference model's passes, as many on each rank, a rank's one after another. `index` holds the
+        positions of a pass's rows.
+
+        With dynamic batches a pass has at most rollout.max_tokens_per_gpu, or one row. OpenRLHF 0.11.2 rounds the
+        number of passes down to a multiple of the ranks, and its passes are up to twice as large.
+        """
+        args = self.args
+        if not args.train.dynamic_batch_enable:
+            passes: list[Experience] = super().split_rollout_samples(rollout_samples)
+            return passes
+        for i, sample in enumerate(rollout_samples):
+            sample.index = [i]
+        rows = [range(int(sample.total_length)) for sample in rollout_samples]
+        ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
+        dealt = passes_by_rank(rows, args.rollout.max_tokens_per_gpu, ranks, args.ds.packing_samples)
+        pad = self.tokenizer.pad_token_id
+        return [
+            Experience.concat_experiences([rollout_samples[i] for i in part], pad) for part in itertools.chain(*dealt)
+        ]
 
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         if self.initial_model_group is not None:

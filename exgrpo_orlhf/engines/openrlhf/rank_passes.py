@@ -5,13 +5,12 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
-from ...attention.packing import PackedRow
 from ..rows import micro_batches
 
 
-def passes_by_rank(rows: Sequence[PackedRow], token_budget: int, ranks: int, packed: bool) -> list[list[list[int]]]:
+def passes_by_rank(rows: Sequence[Sized], token_budget: int, ranks: int, packed: bool) -> list[list[list[int]]]:
     """For each rank its forward passes, each a list of positions of rows. There must be at least one row.
 
     Under ZeRO-3 the ranks wait for one another in each pass. So all ranks make the same number of passes, the n-th
@@ -19,6 +18,7 @@ def passes_by_rank(rows: Sequence[PackedRow], token_budget: int, ranks: int, pac
     longer row gets a pass of its own. Every row comes once, except where each row has a pass of its own and a rank is
     still without one: then the shortest row is repeated.
 
+    rows: of which only the lengths count
     packed: whether a pass costs the tokens of its rows. Otherwise it costs rows × the longest of them, because the
         other rows are padded to that length.
     """
@@ -63,7 +63,7 @@ def _packed(lengths: Sequence[int], token_budget: int, ranks: int) -> list[list[
         passes += 1
 
 
-def _padded(rows: Sequence[PackedRow], token_budget: int, ranks: int) -> list[list[int]]:
+def _padded(rows: Sequence[Sized], token_budget: int, ranks: int) -> list[list[int]]:
     """As few passes per rank as the budget and the limit on padding allow, cut with the smallest budget that gives no
     more of them."""
 

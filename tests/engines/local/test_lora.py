@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import peft
@@ -30,6 +32,7 @@ from exgrpo_orlhf.engines.lora import AdapterError
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.objective import MixedPolicyLoss
 from exgrpo_orlhf.replay import Plan
+from exgrpo_orlhf.sampling.vllm_here import VllmSampler
 from exgrpo_orlhf.settings import LocalEngine, LoRA, Optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler", "ignore:fan_in_fan_out")
@@ -123,6 +126,48 @@ def test_only_the_adapter_is_trained_and_starts_as_the_base_model(warm_model):
         engine.update(batch, MixedPolicyLoss(response_length=24))
     assert_equal(frozen(engine), kept)
     assert all(not torch.equal(value, before[name]) for name, value in trained(engine).items())
+
+
+class TakesWeights:
+    """Stands for vLLM's model, some of which keep what they were given. frozen: the engine's weights by their ids"""
+
+    def __init__(self, engine, stop_after=None):
+        self.engine, self.stop_after, self.taken, self.most = engine, stop_after, {}, 0
+        self.frozen = self.addresses()
+
+    def addresses(self):
+        return {name: p.data_ptr() for name, p in self.engine.model.named_parameters()}
+
+    def load_weights(self, weights):
+        for name, weight in weights:
+            self.taken[name] = weight
+            now = self.addresses()
+            self.most = max(self.most, sum(now[name] != before for name, before in self.frozen.items()))
+            if len(self.taken) == self.stop_after:
+                raise RuntimeError("of another shape")
+        return self.taken.keys()
+
+    def named_parameters(self):
+        return self.taken.items()
+
+
+def test_vllm_takes_weights_that_are_merged_one_at_a_time(warm_model):
+    """Merged together they would need the memory of all adapted layers once more, in float32."""
+    engine = lora_engine(warm_model)
+    merged, kept = engine.adapter.merged_state(), frozen(engine)
+    sampler = VllmSampler.__new__(VllmSampler)
+    sampler._weights = engine._weights
+    for stop_after in (None, 3):
+        model = TakesWeights(engine, stop_after)
+        sampler._llm = SimpleNamespace(apply_model=lambda load, m=model: [load(m)], reset_prefix_cache=lambda: None)
+        with nullcontext() if stop_after is None else pytest.raises(RuntimeError, match="of another shape"):
+            sampler._load()
+        assert model.most == 1
+        assert model.addresses() == model.frozen
+        assert_equal(frozen(engine), kept)
+        if stop_after is None:
+            tied = {"lm_head.weight"} - model.taken.keys()
+            assert_equal(model.taken, {name: value for name, value in merged.items() if name not in tied})
 
 
 MODELS = {

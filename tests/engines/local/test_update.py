@@ -367,6 +367,29 @@ def test_rows_without_advantage_are_measured_but_change_no_weight(warm_model):
     assert all(len(lp) == len(r.token_ids) for lp, r in zip(stats.policy_logprobs, flat.flat_rows(), strict=True))
 
 
+def test_weight_decay_takes_matrices_and_leaves_biases_and_norms(warm_model, tmp_path):
+    """In a step without a gradient nothing else moves a weight: w becomes (1 − rate · decay) w."""
+    decay = Optimizer(learning_rate=0.1, weight_decay=0.5)
+    engine = make_engine(warm_model, optimizer=decay)
+    before = {name: parameter.detach().clone() for name, parameter in engine.model.named_parameters()}
+    batch = mixed_batch(engine)
+    engine.update(
+        MixedBatch(batch.groups, [[replace(row, advantage=0.0) for row in rows] for rows in batch.rows], K), LOSS
+    )
+    moved = {}
+    for name, parameter in engine.model.named_parameters():
+        moved.setdefault(parameter.dim() > 1, []).append(name)
+        expected = before[name] * (0.95 if parameter.dim() > 1 else 1)
+        torch.testing.assert_close(parameter.detach(), expected, msg=name)
+    assert moved.keys() == {True, False}
+    (tmp_path / "trainer").mkdir()
+    engine._update.save(tmp_path / "trainer")
+    engine.load(tmp_path)
+    make_engine(warm_model)._update.save(tmp_path / "trainer")  # one group, as before that rule
+    with pytest.raises(ValueError, match=r"optimizer\.pt .*Optimizer\.weight_decay took biases .*--from"):
+        engine.load(tmp_path)
+
+
 def test_too_little_memory_is_said_with_the_settings_that_need_less(warm_model, monkeypatch):
     def forward(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -9,12 +9,14 @@ import numpy as np
 import openrlhf_on_cpu  # noqa: F401  (first: without CUDA OpenRLHF cannot be imported before it)
 import pytest
 import torch
-from engine_builders import ADDING, make_engine, sampled_batch, with_added
+from engine_builders import ADDING, SMALL, SMALL_GPT2, make_engine, sampled_batch, with_added
 from openrlhf.models import Actor
 from openrlhf_actor import LOSS, EngineWithoutRay, actor_weights, experience_of, fit, make_actor, rows_of, update
 from openrlhf_matrix import COPYING
+from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config, Qwen3Config
 
 from exgrpo_orlhf.engines.engine import NonFiniteUpdate
+from exgrpo_orlhf.engines.weight_decay import decay_groups
 from exgrpo_orlhf.objective import ConvexKL, MixedPolicyLoss
 from exgrpo_orlhf.selftest.parity import generated_ahead
 from exgrpo_orlhf.settings import Optimizer
@@ -99,6 +101,21 @@ def test_an_update_above_the_bound_is_skipped_and_counted_and_the_warm_up_waits_
     assert metrics["policy/learning_rate"] == pytest.approx(1e-2 * (2 if limit is None else 1) / 4)
     assert torch.equal(before, actor_weights(actor)) == (limit is not None)
     assert metrics["policy/grad_norm"] > 1e-3
+
+
+@pytest.mark.parametrize("trained", ["all", "norms alone", "no bias"])
+@pytest.mark.parametrize("config", [Qwen2Config(**SMALL), Qwen3Config(**SMALL, head_dim=16), GPT2Config(**SMALL_GPT2)])
+def test_weight_decay_takes_what_openrlhfs_takes(config, trained):
+    from openrlhf.utils.deepspeed.deepspeed_utils import get_optimizer_grouped_parameters
+
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = {"all": True, "norms alone": "norm" in name, "no bias": "bias" not in name}[trained]
+    theirs = [group for group in get_optimizer_grouped_parameters(model, 0.1) if group["params"]]
+    ours = torch.optim.AdamW(decay_groups(model, 0.1), weight_decay=0.1).param_groups if theirs else []
+    for mine, its in zip(ours, theirs, strict=True):
+        assert mine["weight_decay"] == its["weight_decay"]
+        assert [*map(id, mine["params"])] == [*map(id, its["params"])]
 
 
 def test_the_rates_are_the_local_engines_and_none_of_them_is_0(warm_model):

@@ -11,12 +11,12 @@ import openrlhf_on_cpu  # noqa: F401
 import pytest
 import torch
 from engine_builders import K, sampled_batch
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf_actor import experience_of, fit, make_actor
 
 from exgrpo_orlhf import checkpoints, config
 from exgrpo_orlhf.engines.openrlhf import universal
-from exgrpo_orlhf.engines.openrlhf.experience_maker import deal, keep_order
+from exgrpo_orlhf.engines.openrlhf.experience_maker import MixedExperienceMaker, deal, keep_order
 from exgrpo_orlhf.engines.openrlhf.rank_passes import passes_by_rank
 from exgrpo_orlhf.engines.rows import ForwardRow
 from exgrpo_orlhf.sampling import StepSeed
@@ -79,19 +79,48 @@ def test_passes_cost_the_ranks_much_the_same(packed, n, ranks, most):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_rows_reach_the_ranks_in_the_order_in_which_they_were_dealt(warm_model, dynamic):
-    """After OpenRLHF's own splitting, which sorts by length with dynamic batches."""
+    """After they were split into passes of the reference model, with dynamic batches by length."""
     batch = sampled_batch(warm_model)
     actor = make_actor(warm_model)
     rows = experience_of(actor, batch)
     args = actor.strategy.args
     args.train.dynamic_batch_enable, args.rollout.max_tokens_per_gpu = dynamic, 128
     args.actor.num_gpus_per_node = 2
-    maker = RemoteExperienceMaker(None, None, None, None, None, SimpleNamespace(args=args), actor.tokenizer)
+    maker = MixedExperienceMaker(None, None, None, None, None, SimpleNamespace(args=args), actor.tokenizer)
     split = maker.split_rollout_samples(rows)
     experiences = keep_order(split, args)
     assert [len(e.sequences) for e in experiences] == [16, 16]
     token_ids = [ids[mask.bool()] for e in experiences for ids, mask in zip(e.sequences, e.attention_mask, strict=True)]
     assert all(torch.equal(one, row.sequences[0]) for one, row in zip(token_ids, rows, strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("budget", [1050, 80])
+def test_no_pass_of_the_reference_model_exceeds_its_budget(budget, packed):
+    """32 groups of 8 rows on 8 ranks. Of 1,050 tokens 14 passes are needed at least: OpenRLHF makes 8, the largest of
+    1.7 times the budget. A row above a budget of 80 has a pass of its own."""
+    lengths = np.random.default_rng(0).integers(8, 100, 256).tolist()
+    assert 13 < sum(lengths) / 1050 <= 14
+    rows = [
+        Experience(
+            sequences=torch.full((1, n), i), action_mask=torch.ones(1, n - 1), total_length=torch.tensor([float(n)])
+        )
+        for i, n in enumerate(lengths)
+    ]
+    flags = {"train": {"dynamic_batch_enable": True}, "rollout": {"max_tokens_per_gpu": budget}}
+    flags |= {"actor": {"num_nodes": 2, "num_gpus_per_node": 4}, "algo": {}}
+    flags |= {"ds": {"packing_samples": packed, "ring_attn_size": 1, "tensor_parallel_size": 1}}
+    args = SimpleNamespace(**{name: SimpleNamespace(**values) for name, values in flags.items()})
+    args.algo.advantage = SimpleNamespace(estimator="reinforce")
+    strategy, tokenizer = SimpleNamespace(args=args), SimpleNamespace(pad_token_id=0)
+    passes = MixedExperienceMaker(None, None, None, None, None, strategy, tokenizer).split_rollout_samples(rows)
+    assert len(passes) % 8 == 0
+    for one in passes:
+        tokens = one.total_length if packed else one.total_length.max() * len(one.index)
+        assert int(tokens.sum()) <= budget or len(one.index) == 1
+    of_ranks = keep_order(passes, args)
+    assert [len(e.sequences) for e in of_ranks] == [32] * 8
+    assert [int(ids[0]) for e in of_ranks for ids in e.sequences] == [*range(256)]
 
 
 def test_every_request_of_every_step_and_round_has_a_seed_of_its_own_and_always_the_same():
