@@ -19,8 +19,11 @@ from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.questions.reading import fingerprint
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.study.curve import logged_curve
+from exgrpo_orlhf.study.store import Store
 from exgrpo_orlhf.tracking.client import page
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+from exgrpo_orlhf.training.run import train
 
 
 def the_run(sqlite: str):
@@ -161,6 +164,24 @@ def test_a_copy_of_a_run_is_a_run_of_its_own_and_a_moved_one_is_the_same(warm_mo
     go(original, 6)
     last_steps = {run.info.run_name: run.data.metrics["train/step"] for run in tracked_runs(sqlite)}
     assert last_steps == {"original": 6, "copy": 4, "again": 5, "begun": 2}
+
+
+@pytest.mark.slow
+def test_comparisons_have_nothing_of_an_attempt_that_was_set_aside(warm_model, sqlite, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite)
+    metric, run = "eval/greedy_accuracy", tmp_path / "run"
+    for steps, every, how in ((10, 5, {}), (6, 3, {"resume_from": "checkpoint-4"})):
+        more = ("Tracking.enabled = True", "train.keep = 9", f"train.steps = {steps}", f"train.eval_every = {every}")
+        experiment = config.load(["toy.gin"], small_bindings(warm_model, *more))
+        tags = {"variant": "v", "seed": "0"}
+        train(experiment, run, resume=bool(how), tracking_uri="", tags=tags, **how)
+    store = Store(sqlite)
+    runs, _ = store.select("exgrpo", None, [metric], None, unfinished=False)
+    [curve] = store.curves(runs, [metric])[metric]
+    logged = logged_curve("v", 0, rows(run), metric)
+    assert logged.steps.tolist() == [0, 6]
+    for axis in ("steps", "values", "tokens", "seconds"):
+        assert (getattr(curve, axis) == getattr(logged, axis)).all(), axis
 
 
 def test_the_machine_is_measured_if_bound(sqlite, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from tracking_builders import tracked_runs, tracker
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.study.store import Store
 from exgrpo_orlhf.tracking.client import address, batches
 from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL, MetricsLog
 from exgrpo_orlhf.training import run
@@ -164,6 +165,57 @@ def test_a_run_resumed_twice_is_one_run_with_each_step_once_or_with_what_it_came
     assert history(sqlite, run.info.run_id) == sorted([*once_each(range(6)), *again])
     assert run.data.metrics["reward/mean"] == 7.25
     assert warnings(caplog) == []
+
+
+def compared(uri, metrics=("reward/mean",)):
+    """{metric: [(step, value)]} of the only run, as comparisons read them. It has a variant and a seed."""
+    store = Store(uri)
+    runs, _ = store.select("exgrpo", None, metrics, None, unfinished=True)
+    return {
+        name: [*zip(curve.steps, curve.values, strict=True)] for name, [curve] in store.curves(runs, metrics).items()
+    }
+
+
+def in_log(log, metrics=("reward/mean",)):
+    return {name: [(row["step"], row[name]) for row in log.rows() if name in row] for name in metrics}
+
+
+@pytest.mark.slow
+def test_comparisons_read_what_the_log_says_after_several_cuts(tmp_path, sqlite):
+    """Fewer steps, values that are not measured again, a session that ends before it has made all steps again, and
+    another program's value, which stays."""
+    metrics = ("reward/mean", "eval/greedy_accuracy")
+    log, sender = MetricsLog(tmp_path / "metrics.jsonl"), None
+    sessions = [  # from which step it goes on, the last one, an evaluation every so many steps, what rewards differ by
+        *((-1, 10, 5, 0.0), (4, 7, 3, 0.0), (4, 6, 3, 0.5), (2, 9, 2, 0.5), (6, 9, 2, 0.5), (6, 8, 9, 0.25)),
+        *((4, 5, 2, 0.5), (5, 11, 4, 0.5), (10, 11, 4, 0.5)),
+    ]
+    for session, (start, end, every, offset) in enumerate(sessions):
+        log = MetricsLog(log.path)
+        log.cut_back(start)
+        tags = {"variant": "v", "seed": "0"}
+        sender = tracker(log, sqlite, tags=tags, id=sender and sender.run_id, step=max(start, 0))
+        sender.catch_up()
+        for step in range(start + 1, end + 1):
+            evaluated = {"eval/greedy_accuracy": step / 100} if step % every == 0 else {}
+            log.append(step, {"reward/mean": step + offset, "time/step": session, **evaluated})
+            if session % 2:
+                sender.send()
+        sender.close("FINISHED")
+        MlflowClient(sqlite).log_metric(sender.run_id, "eval/chains", 0.5, step=end)
+        assert compared(sqlite, metrics) == in_log(log, metrics), session
+    assert [step for step, _ in compared(sqlite, ["eval/chains"])["eval/chains"]] == [5, 11]
+    assert history(sqlite, sender.run_id).count((11, 11.5)) == 1, "what came out the same is not sent again"
+
+
+def test_rows_that_a_log_has_lost_stay_in_comparisons(tmp_path, sqlite):
+    log, tags = MetricsLog(tmp_path / "metrics.jsonl"), {"variant": "v", "seed": "0"}
+    sender = tracker(log, sqlite, tags=tags)
+    fill(log, range(5))
+    sender.close("FINISHED")
+    log.path.unlink()
+    tracker(MetricsLog(log.path), sqlite, id=sender.run_id, step=4).close("FINISHED")
+    assert compared(sqlite)["reward/mean"] == once_each(range(5))
 
 
 def test_two_trackers_at_once_on_one_log_send_each_step_once(tmp_path, sqlite):
