@@ -162,7 +162,8 @@ def test_started_again_when_all_is_done_it_starts_nothing_and_shows_the_table(st
         cells = ["2", "of", "2", f"{first:.3f}", f"{second:.3f}", f"{(first + second) / 2:.3f}"]
         assert [variant, *cells] in [line.split() for line in shown.out.split("\n")]
     assert (
-        "compare.py --experiment exgrpo --group smoke --baseline on_policy --metric eval/greedy_accuracy" in shown.out
+        f"compare.py --experiment exgrpo --group smoke --uri {study.store} --baseline on_policy "
+        "--metric eval/greedy_accuracy" in shown.out
     )
 
 
