@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..checkpoints import identities, in_use, original_of
+from ..checkpoints import identities, in_use
 from ..io.files import locked
 from ..io.redaction import without_password
 from ..settings import Tracking
@@ -158,9 +158,11 @@ def history(client: MlflowClient, run: str, name: str, cuts: Sequence[Metric]) -
 def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -> None:
     """Runs that MLflow calls running, though no process trains in their folders, were killed: they are marked as such.
 
-    folders: of the runs. An outage of MLflow causes one warning.
+    folders: of the runs. A copy is left out: its run may train where it was copied from, on another machine say. An
+        outage of MLflow causes one warning.
     """
-    names = [names[0] for run in folders if (names := identities(run)) and not in_use(run) and not original_of(run)]
+    own = [run for run in folders if identities(run)[1:2] == [str(run.resolve())] and not in_use(run)]
+    names = [identities(run)[0] for run in own]
     if not settings.enabled or not names:
         return
     try:
@@ -168,9 +170,10 @@ def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -
         if (database := sqlite_file(uri)) and not database.is_file():
             return
         client = connect(uri, create=False)
-        experiment = experiment_id(client, uri, settings.experiment)
+        if (experiment := client.get_experiment_by_name(settings.experiment)) is None:
+            return
         for name in names:
-            run = tagged_run(client, [experiment], LOG_TAG, name)
+            run = tagged_run(client, [experiment.experiment_id], LOG_TAG, name)
             if run and run.info.status == "RUNNING":
                 client.set_terminated(run.info.run_id, "KILLED")
     except Exception as error:  # of MLflow, its database or the network, of any class: nobody waits for the mark

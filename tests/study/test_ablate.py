@@ -240,7 +240,7 @@ def test_a_failed_run_and_an_outage_stop_nothing_and_are_made_good_on_request(
     client, killed = MlflowClient(store), run.info.run_id
     client.update_run(killed, status="RUNNING")  # as kill -9 leaves a run: the failed one has its mark from here on
     identity, *_ = (out / "base" / "seed0" / "metrics.id").read_text().splitlines()
-    (out / "borrows" / "seed0" / "metrics.id").write_text(f"{identity}\n")
+    (out / "borrows" / "seed0" / "metrics.id").write_text(f"{identity}\n{(out / 'borrows' / 'seed0').resolve()}\n")
     assert ablate(store, *command) == 1
     assert client.get_run(killed).info.status == "KILLED"
     assert "0 finished" not in capsys.readouterr().err, "all that this server has is not sent again"

@@ -21,7 +21,7 @@ from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.settings import Tracking
 from exgrpo_orlhf.study.curve import logged_curve
 from exgrpo_orlhf.study.store import Store
-from exgrpo_orlhf.tracking.client import page
+from exgrpo_orlhf.tracking.client import mark_killed, page
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
 from exgrpo_orlhf.training.run import train
 
@@ -139,6 +139,20 @@ def test_a_resumed_run_says_how_often_it_was_killed(sqlite, tmp_path, caplog):
                 sender.close("FINISHED")
     assert the_run(sqlite).data.tags["killed"] == "2"
     assert "keeps its first values" not in caplog.text
+
+
+def test_a_run_is_marked_as_killed_by_its_own_folder_and_not_by_a_copy_and_no_experiment_is_made(sqlite, tmp_path):
+    run, copy, elsewhere = (tmp_path / name for name in ("run", "copy", "elsewhere"))
+    tracker(run, sqlite).catch_up()
+    shutil.copytree(run, copy)
+    run.rename(elsewhere)  # as on another machine, where the original is not seen
+    mark_killed(Tracking(), sqlite, [copy, elsewhere])
+    assert the_run(sqlite).info.status == "RUNNING"
+    elsewhere.rename(run)
+    mark_killed(Tracking(experiment="other"), sqlite, [run])
+    assert MlflowClient(sqlite).get_experiment_by_name("other") is None
+    mark_killed(Tracking(), sqlite, [run, copy])
+    assert the_run(sqlite).info.status == "KILLED"
 
 
 @pytest.mark.slow
