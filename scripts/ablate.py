@@ -104,9 +104,9 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     tracking, default_uri = runs[0].experiment.tracking, f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     if tracking.enabled and not arguments.dry_run:
         uri = address(tracking, default_uri)
-        for run in [run for run in finished if not run.sent(uri)]:
+        for run in [run for run in finished if not run.sent(uri, tracking.experiment)]:
             finished.remove(run)
-            print(f"{run.name} is trained, but MLflow lacks some of it: it is sent again", file=sys.stderr)
+            print(f"{run.name} is trained, but MLflow may lack some of it: it is sent again", file=sys.stderr)
     waiting = [run for run in runs if run not in finished]
     failed = {run: status for run in waiting if not arguments.retry and (status := run.failure()) is not None}
     waiting = [run for run in waiting if run not in failed]

@@ -17,7 +17,7 @@ from ..io.metric_names import check_name
 STEP_METRIC = "train/step"  # the tracker's own metric
 START_METRIC = "supervised/step"  # the same for the curve of a supervised start, which has steps of its own
 SET_ASIDE_METRIC = "train/set_aside_from"  # a point at step s and time t: what is at s or later and before t is void
-ARRIVED = "metrics.arrived"  # in a run's folder: the address of the MLflow that has all of the finished run
+ARRIVED = "metrics.arrived"  # in a run's folder: address and experiment of the MLflow that has all of the finished run
 METRICS_PER_CALL = 1000  # the most metrics that an MLflow server takes in one call, all or none
 
 

@@ -158,7 +158,8 @@ class MlflowTracker:
             return
         if status == "FINISHED":
             with contextlib.suppress(OSError):  # without the file, all is sent again
-                write(self._log.path.with_name(ARRIVED), without_password(self._uri))
+                arrived = f"{without_password(self._uri)}\n{self._settings.experiment}\n"
+                write(self._log.path.with_name(ARRIVED), arrived)
         logger.info("look at it: %s", page(self._uri, self._experiment))
 
     def _attempt(self, *parts: Callable[[], None]) -> None:
@@ -265,13 +266,18 @@ class MlflowTracker:
         self._system.start()
 
     def _run(self) -> Any:
-        """The run of the checkpoint, else the one that this log has begun on this server, else a new one."""
-        if self.run_id is not None:
-            if run := find_run(self._client, self.run_id):
-                return run
-            where = without_password(self._uri)
-            logger.warning("MLflow at %s has no run %s; all steps go to another run there", where, self.run_id)
+        """The run of the checkpoint, else the one that this log has begun in this experiment, else a new one."""
+        run = None if self.run_id is None else find_run(self._client, self.run_id)
+        if run and run.info.lifecycle_stage == "deleted":
+            return run
         experiment = experiment_id(self._client, self._uri, self._settings.experiment)
+        if run and run.info.experiment_id == experiment:
+            return run
+        if self.run_id is not None:
+            missing = f"no run {self.run_id}" + f" in the experiment {self._settings.experiment}" * bool(run)
+            logger.warning(
+                "MLflow at %s has %s; all steps go to another run there", without_password(self._uri), missing
+            )
         begun = tagged_run(self._client, [experiment], LOG_TAG, self._tags[LOG_TAG])
         return begun or self._client.create_run(experiment, self._started, self._tags, self._run_name)
 

@@ -16,6 +16,7 @@ from tracking_builders import tracked_runs, tracker
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.study.runs import StudyRun
 from exgrpo_orlhf.study.store import Store
 from exgrpo_orlhf.tracking.client import address, batches
 from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL, MetricsLog
@@ -135,7 +136,11 @@ def test_a_finished_run_names_the_server_that_has_all_of_it_until_it_is_resumed(
         fill(log, [log.last_step + 1])
         sender.close(status)
         assert arrived.exists() is named, (uri, status)
-    assert arrived.read_text(encoding="utf-8") == sqlite
+    study_run = StudyRun(None, 0, None, tmp_path)
+    assert study_run.sent(sqlite, "exgrpo")
+    assert not study_run.sent(sqlite, "other")
+    arrived.write_text(sqlite)
+    assert not study_run.sent(sqlite, "exgrpo"), "of an older version: in which experiment is not known"
     sender = tracker(log, sqlite)
     assert not arrived.exists()
     sender.close("FAILED")
@@ -273,6 +278,21 @@ def test_a_deleted_experiment_warns_and_is_caught_up_when_restored(tmp_path, sql
     MlflowClient(sqlite).restore_experiment(experiment)
     sender.close("FINISHED")
     assert history(sqlite, sender.run_id) == once_each(range(3))
+
+
+def test_a_run_goes_wholly_to_another_experiment_and_stays_in_the_first(tmp_path, sqlite, caplog):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, range(3))
+    first = tracker(log, sqlite)
+    first.close("FINISHED")
+    for _ in range(2):  # the checkpoint of a finished run goes on naming the first one
+        sender = tracker(log, sqlite, Tracking(experiment="other"), id=first.run_id)
+        sender.close("FINISHED")
+        assert f"has no run {first.run_id} in the experiment other; all steps go to another" in warnings(caplog)[-1]
+    assert StudyRun(None, 0, None, tmp_path).sent(sqlite, "other")
+    for experiment, run_id in (("exgrpo", first.run_id), ("other", sender.run_id)):
+        assert [run.info.run_id for run in tracked_runs(sqlite, experiment)] == [run_id]
+        assert history(sqlite, run_id) == once_each(range(3))
 
 
 def test_a_run_unknown_to_the_server_becomes_another_with_all_steps(tmp_path, sqlite, caplog):
