@@ -301,14 +301,12 @@ class _Before:
         if step > self.last.get(metric, -1) or (earlier := self._at(metric).get(step)) is None:
             return False
         for name in dict.fromkeys((*row, *sorted(self._names))):
-            if name in ("step", "time", metric) or name.startswith("time/"):
+            if name in ("step", "time", metric, SET_ASIDE_METRIC) or name.startswith("time/"):
                 continue
             point = self._at(name).get(step)
-            if name in row:
-                same = point is not None and point.value == row[name]
-            else:  # another program's values, such as a benchmark's, have times of their own
-                same = point is None or point.timestamp != earlier.timestamp
-            if not same:
+            if point and name not in row and point.timestamp != earlier.timestamp:
+                continue  # another program's value, such as a benchmark's
+            if (point.value if point else None) != row.get(name):
                 return False
         return True
 
