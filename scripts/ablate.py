@@ -104,9 +104,9 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
     tracking, default_uri = runs[0].experiment.tracking, f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     if tracking.enabled and not arguments.dry_run:
         uri = address(tracking, default_uri)
-        for run in [run for run in finished if not run.sent(uri)]:
+        for run in [run for run in finished if not run.sent(uri, tracking.experiment)]:
             finished.remove(run)
-            print(f"{run.name} is trained, but MLflow lacks some of it: it is sent again", file=sys.stderr)
+            print(f"{run.name} is trained, but MLflow may lack some of it: it is sent again", file=sys.stderr)
     waiting = [run for run in runs if run not in finished]
     failed = {run: status for run in waiting if not arguments.retry and (status := run.failure()) is not None}
     waiting = [run for run in waiting if run not in failed]
@@ -142,16 +142,21 @@ def _study(arguments: argparse.Namespace, runs: list[StudyRun], group: str, out:
         print("\nthe same command with --retry runs them again", file=sys.stderr)
     print(table(runs, {run.name for run in finished}, runner.progress))
     metric = next((m.score_name for m in runner.progress.values() if m.score_name), "eval/greedy_accuracy")
-    print(_comparison(tracking, group, baseline, metric))
+    print(_comparison(tracking, default_uri, group, baseline, metric))
     return 128 + runner.stopped_by if runner.stopped_by else int(bool(failed))
 
 
-def _comparison(tracking: Tracking, group: str, baseline: str | None, metric: str) -> str:
-    """The command that compares the variants."""
+def _comparison(tracking: Tracking, default_uri: str, group: str, baseline: str | None, metric: str) -> str:
+    """The command that compares the variants. It names the store that the runs were sent to, unless compare.py finds it
+    by itself: the default, and an address with a password that is in the environment, which is not printed."""
+    from exgrpo_orlhf.tracking.client import address
+
     if not tracking.enabled:
         return "Tracking.enabled = False: MLflow has nothing of this study to compare"
     command = ["python", "scripts/compare.py", "--experiment", tracking.experiment, "--group", group]
-    command += ["--uri", without_password(tracking.uri)] if tracking.uri else []
+    uri, variable = address(tracking, default_uri), os.environ.get("MLFLOW_TRACKING_URI")
+    shown = without_password(uri)
+    command += ["--uri", shown] if uri != default_uri and (shown == uri or not variable) else []
     return shlex.join([*command, *(["--baseline", baseline] if baseline else []), "--metric", metric])
 
 

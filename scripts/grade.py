@@ -228,8 +228,9 @@ def _keep(settings: dict[str, Any], kept: Path, out: Path, rows: int) -> None:
         old = {name: value for name, value in old.items() if value is not None}
     elif rows:
         raise BadFile(f"{kept} is missing: how the {rows} rows of {out} were graded is unknown; remove {out}")
-    if rows and old != settings:
-        names = [name for name in SETTINGS if old.get(name) != settings.get(name)]
+    order = lambda values: list(values.get("rewards", ()))  # the first of them decides on success by default
+    names = [n for n in SETTINGS if old.get(n) != settings.get(n) or (n == "rewards" and order(old) != order(settings))]
+    if rows and names:
         other = [f"--{name} {old.get(name)} and not {settings.get(name)}" for name in names]
         raise BadFile(f"{out}: graded so far with {', '.join(other)}; give the same, or another --out")
     if changed := [name for name, digest in old_code.items() if rows and code.get(name) != digest]:

@@ -77,7 +77,8 @@ def main() -> int:
     if arguments.dry_run:
         from exgrpo_orlhf.preflight.dry_run import dry_run
 
-        return dry_run(experiment, run)
+        earlier = arguments.resume_from
+        return dry_run(experiment, run, resume=arguments.resume or earlier is not None, resume_from=earlier)
     return _run(arguments, experiment, run, _tags(arguments, experiment, overrides))
 
 

@@ -17,6 +17,7 @@ from .folder import remove_partial as remove_partial
 from .folder import save as save
 from .folder import set_aside as set_aside
 from .folder import to_resume as to_resume
+from .folder import verified as verified
 from .folder import write_state as write_state
 from .identity import identify as identify
 from .identity import identities as identities

@@ -163,14 +163,36 @@ def to_resume(
     contents: bool,
     base: str | None,
 ) -> Path | None:
-    """The checkpoint to continue from, compared with its manifest; None if there is none and none was named.
+    """The checkpoint to continue from, as `verified` finds it, which becomes the newest: those after it are renamed.
+
+    base: the hash of the base model's files, where the run needs them again
+    Raises UnusableCheckpoint also for one of another base model. Nothing is changed then.
+    """
+    if (checkpoint := verified(run, identity, defaults, name=name, contents=contents)) is None:
+        return None
+    newest, state = checkpoint
+    if state.get("base") not in (None, base):
+        raise UnusableCheckpoint(
+            f"{newest}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
+            f"the model that the run began with, or {_begin_anew(newest)}"
+        )
+    paths = list(find(run).values())
+    for path in paths[paths.index(newest) + 1 :]:
+        aside = path.with_name(f"{path.name}.set-aside")
+        remove(aside)
+        log.warning("%s is newer than %s: it is renamed to %s", path, name, path.rename(aside).name)
+    return newest
+
+
+def verified(
+    run: Path, identity: dict[str, str], defaults: Mapping[str, str] | None = None, *, name: str | None, contents: bool
+) -> tuple[Path, dict[str, Any]] | None:
+    """A checkpoint, compared with its manifest, and its state; None if there is none and none was named.
 
     identity, defaults: as `read_state` has them
-    name: None for the newest; or that of an older one, which becomes the newest: those after it are renamed
+    name: None for the newest, or that of an older one
     contents: whether files are hashed too, or only looked for and their sizes compared (train.verify_checkpoint)
-    base: the hash of the base model's files, where the run needs them again
-    Raises UnusableCheckpoint for one that is damaged, or of another run, configuration or base model. Nothing is
-    changed then, and no other checkpoint is taken in its place.
+    Raises UnusableCheckpoint for one that is damaged, or of another run or configuration. No other is taken instead.
     """
     paths = {path.name: path for path in find(run).values()}
     name = name or next(reversed(paths), None)
@@ -194,17 +216,7 @@ def to_resume(
                 "--resume"
             )
         ) from error
-    state = read_state(newest, identity, defaults)
-    if state.get("base") not in (None, base):
-        raise UnusableCheckpoint(
-            f"{newest}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
-            f"the model that the run began with, or {_begin_anew(newest)}"
-        )
-    for path in list(paths.values())[len(older) + 1 :]:
-        aside = path.with_name(f"{path.name}.set-aside")
-        remove(aside)
-        log.warning("%s is newer than %s: it is renamed to %s", path, name, path.rename(aside).name)
-    return newest
+    return newest, read_state(newest, identity, defaults)
 
 
 def _verify(checkpoint: Path, contents: bool) -> None:

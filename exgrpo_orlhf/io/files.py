@@ -6,6 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -76,17 +78,34 @@ def read_text(path: Path, binding: str = "") -> str:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a whole file; into a pipe or a device, such as /dev/stdout, and behind a link, which both stay.
+    """Write a whole file; into a pipe or a device, and behind a link, which both stay. What goes to /dev/stdout,
+    /dev/fd/3 and the like stands behind what has been written there, also where that is a file.
 
     Text is UTF-8; half a surrogate pair, which a model may write, becomes an XML reference.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", errors="xmlcharrefreplace")
+    if (descriptor := _descriptor(path)) is not None:
+        sys.stdout.flush()
+        with naming(path), os.fdopen(os.dup(descriptor), "wb") as file:  # opened by its name it would begin at 0
+            file.write(data)
+        return
     if path.exists() and not path.is_file():
         with naming(path):
             path.write_bytes(data)
         return
     with replacing(path.resolve()) as partial:
         partial.write_bytes(data)
+
+
+def _descriptor(path: Path) -> int | None:
+    """The open file of this process that a path names, or a link to one."""
+    for _ in range(40):  # links, as many as Linux follows
+        if match := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", os.path.abspath(path)):
+            return int(match[1])
+        if not path.is_symlink():
+            return None
+        path = path.parent / os.readlink(path)
+    return None
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:

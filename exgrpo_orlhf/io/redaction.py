@@ -12,10 +12,17 @@ _ALWAYS = r"(password|passwd|pwd|passphrase|passcode|secret|credentials?|authori
 _SECRET = re.compile(
     r"key|token|(db|user|login)?[_-]?pass|(.*[_-])?(sas|pat)"
     r"|.*(api|access|secret|private|auth|session|refresh|bearer|hf|hub|wandb|subscription|account|functions?|master"
-    r"|shared|security|signing|encryption|client)[_-]?(key|token)"
+    r"|shared|security|signing|encryption|client)[_-]?(key|token)s?"
     rf"|.*{_ALWAYS}",
     re.IGNORECASE,
 )
+# The last words of the name of a text, as of judge_key and GITLAB_TOKEN, but of a column, a metric or a special token.
+_SECRET_TEXT = re.compile(r"(.*_)?(key|token|auth|pw|bearer|key_id)")
+_NO_SECRET = re.compile(
+    r"(.*_)?((input|output|prompt|question|answer|label|response|reward|chosen|rejected|image|metric|sort)_key"
+    r"|(bos|eos|pad|unk|sep|cls|mask|image|special|start|end|stop)_token)"
+)
+_BETWEEN_WORDS = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")  # of db_pwd, X-Amz-Signature and apiKey
 # A word of a parameter's name. A setting such as data.input_key is no secret, but an address has no other keys.
 _SECRET_PARAMETER = re.compile(rf"code|sig|sign|auth|pass|pw|pat|sas|pin|otp|sid|session|odbc|.*(key|token|{_ALWAYS})")
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w.+-]{0,30})://(?P<rest>[^\s'\"]*)")
@@ -32,12 +39,15 @@ def redacted(name: str, value: Any) -> Any:
     Returns the value itself where there is nothing to hide.
     """
     if isinstance(value, Mapping):
-        return {key: redacted(name if _is_secret(name) else str(key), inner) for key, inner in value.items()}
+        secret = _is_secret(name) or _is_secret_text(name)
+        return {key: redacted(name if secret else str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(redacted(name, inner) for inner in value)
     if _is_secret(name) and value is not None and not isinstance(value, bool):
         return REDACTED
-    return without_password(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return REDACTED if _is_secret_text(name) else without_password(value)
 
 
 def without_password(text: str) -> str:
@@ -60,9 +70,13 @@ def _shown(scheme: str, rest: str) -> str:
 
 
 def _is_secret_parameter(name: str) -> bool:
-    words = re.split(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])", name)  # of db_pwd, X-Amz-Signature and apiKey
-    return any(_SECRET_PARAMETER.fullmatch(word.lower()) for word in words)
+    return any(_SECRET_PARAMETER.fullmatch(word.lower()) for word in _BETWEEN_WORDS.split(name))
 
 
 def _is_secret(name: str) -> bool:
     return _SECRET.fullmatch(re.split("[./]", name)[-1]) is not None
+
+
+def _is_secret_text(name: str) -> bool:
+    words = "_".join(_BETWEEN_WORDS.split(re.split("[./]", name)[-1])).lower()
+    return _SECRET_TEXT.fullmatch(words) is not None and _NO_SECRET.fullmatch(words) is None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, PretrainedConfig
 
-from ..checkpoints import RunFolderError, refuse_earlier, refuse_other
+from ..checkpoints import RunFolderError, UnusableCheckpoint, refuse_earlier, refuse_other, verified
 from ..engines.local import placement
 from ..engines.lora import is_adapter
 from ..engines.model import too_few_positions
@@ -47,14 +47,20 @@ class _Model(NamedTuple):
     parameters: tuple[int, int] | None
 
 
-def dry_run(experiment: Experiment, run: Path) -> int:
+def dry_run(experiment: Experiment, run: Path, *, resume: bool, resume_from: str | None) -> int:
     """Prints the plan of the run, and a line for each thing that is wrong or missing. Returns the exit status: 2 if
-    there is any."""
+    there is any.
+
+    resume, resume_from: as `training.run.train` has them
+    """
     problems: list[str] = []
     try:
-        refuse_earlier(run, resume=True)
+        refuse_earlier(run, resume)
         refuse_other(run)
-    except RunFolderError as error:
+        if resume:
+            contents, identity = experiment.settings.verify_checkpoint, dict(experiment.identity)
+            verified(run, identity, experiment.defaults, name=resume_from, contents=contents)
+    except (RunFolderError, UnusableCheckpoint) as error:
         problems.append(str(error))
     with _noted(problems):
         if experiment.experience:

@@ -55,10 +55,10 @@ class StudyRun:
         checkpoints.read_state(saved[max(saved)], self.identity, self.experiment.defaults)
         return max(saved) >= self.steps
 
-    def sent(self, uri: str) -> bool:
-        """Whether all of the run has arrived in MLflow at this address."""
+    def sent(self, uri: str, experiment: str) -> bool:
+        """Whether all of the run is known to have arrived in this experiment of the MLflow at this address."""
         path = self.folder / ARRIVED
-        return path.exists() and path.read_text(encoding="utf-8") == without_password(uri)
+        return path.exists() and path.read_text(encoding="utf-8").splitlines() == [without_password(uri), experiment]
 
     def failure(self) -> int | None:
         """The exit status with which this configuration failed; None if it did not fail."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..io.redaction import without_password
 from ..show.tables import count, first_few
-from ..tracking.client import READING, connect, sqlite_file
+from ..tracking.client import READING, connect, cuts_of, history, sqlite_file
 from .comparison import named_by_settings, newest
 from .curve import SECONDS, TOKENS, Curve, History, Params, TrackedRun, curve_of
 
@@ -89,18 +89,19 @@ class Store:
         return chosen, [*notes, *repetitions]
 
     def curves(self, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> dict[str, list[Curve]]:
-        """The curves of each metric, of the runs that have it."""
+        """The curves of each metric, of the runs that have it. StoreError where none has, but in what was set aside."""
         names = dict.fromkeys((*metrics, TOKENS, SECONDS))
         wanted = [(run, name) for run in runs for name in names if name in run.metrics]
         with self._one_line_errors(), ThreadPoolExecutor(AT_ONCE) as threads:
             read = threads.map(self._history, *zip(*wanted, strict=True))
             histories: dict[str, dict[str, History]] = defaultdict(dict)
-            for (run, name), history in zip(wanted, read, strict=True):
-                histories[run.id][name] = history
-        return {
-            metric: [curve_of(run, metric, histories[run.id]) for run in runs if metric in run.metrics]
-            for metric in metrics
-        }
+            for (run, name), (steps, values) in zip(wanted, read, strict=True):
+                if len(steps):
+                    histories[run.id][name] = steps, values
+        curves = {m: [curve_of(run, m, histories[run.id]) for run in runs if m in histories[run.id]] for m in metrics}
+        if void := [metric for metric in metrics if not curves[metric]]:
+            raise StoreError(f"{', '.join(void)}: all values are of attempts that were set aside by --resume-from")
+        return curves
 
     def _runs(self, experiment: str, group: str | None, metrics: Sequence[str], more: str | None) -> list[Any]:
         """The runs of MLflow that pass the filter, at least one; without a group and with none of the metrics, all."""
@@ -142,9 +143,9 @@ class Store:
                 return
 
     def _history(self, run: TrackedRun, name: str) -> History:
-        """Of several values at a step the latest one."""
-        logged = self._client.get_metric_history(run.id, name)
-        at = {point.step: point.value for point in sorted(logged, key=lambda point: (point.step, point.timestamp))}
+        """As the run's log has it: of several values at a step the latest one, and none that was set aside."""
+        points = history(self._client, run.id, name, cuts_of(self._client, run.id, run.metrics))
+        at = {step: point.value for step, point in points.items()}
         for step, value in at.items():
             if not abs(value) < sys.float_info.max:  # MLflow stores an infinity as this number
                 raise StoreError(

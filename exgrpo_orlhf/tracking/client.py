@@ -7,15 +7,15 @@ import importlib.metadata
 import logging
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..checkpoints import identities, in_use, original_of
+from ..checkpoints import identities, in_use
 from ..io.files import locked
 from ..io.redaction import without_password
 from ..settings import Tracking
-from .metrics_log import METRICS_PER_CALL
+from .metrics_log import METRICS_PER_CALL, SET_ASIDE_METRIC, START_METRIC
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -136,12 +136,33 @@ def tagged_run(client: MlflowClient, experiments: Sequence[str], tag: str, value
     return runs[0] if runs else None
 
 
+def cuts_of(client: MlflowClient, run: str, names: Container[str]) -> list[Metric]:
+    """The points that say which values of a run are void, for `history`. run: its id; names: of its metrics"""
+    return list(client.get_metric_history(run, SET_ASIDE_METRIC)) if SET_ASIDE_METRIC in names else []
+
+
+def history(client: MlflowClient, run: str, name: str, cuts: Sequence[Metric]) -> dict[int, Metric]:
+    """The points of a metric by step, in order; of several at a step the latest.
+
+    run: its id; cuts: `cuts_of` the run, which are not of its supervised start
+    """
+    cuts = () if name.startswith(START_METRIC.partition("/")[0] + "/") else cuts
+    points = sorted(client.get_metric_history(run, name), key=lambda point: (point.step, point.timestamp))
+    return {
+        point.step: point
+        for point in points
+        if not any(point.step >= cut.step and point.timestamp < cut.timestamp for cut in cuts)
+    }
+
+
 def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -> None:
     """Runs that MLflow calls running, though no process trains in their folders, were killed: they are marked as such.
 
-    folders: of the runs. An outage of MLflow causes one warning.
+    folders: of the runs. A copy is left out: its run may train where it was copied from, on another machine say. An
+        outage of MLflow causes one warning.
     """
-    names = [names[0] for run in folders if (names := identities(run)) and not in_use(run) and not original_of(run)]
+    own = [run for run in folders if identities(run)[1:2] == [str(run.resolve())] and not in_use(run)]
+    names = [identities(run)[0] for run in own]
     if not settings.enabled or not names:
         return
     try:
@@ -149,9 +170,10 @@ def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -
         if (database := sqlite_file(uri)) and not database.is_file():
             return
         client = connect(uri, create=False)
-        experiment = experiment_id(client, uri, settings.experiment)
+        if (experiment := client.get_experiment_by_name(settings.experiment)) is None:
+            return
         for name in names:
-            run = tagged_run(client, [experiment], LOG_TAG, name)
+            run = tagged_run(client, [experiment.experiment_id], LOG_TAG, name)
             if run and run.info.status == "RUNNING":
                 client.set_terminated(run.info.run_id, "KILLED")
     except Exception as error:  # of MLflow, its database or the network, of any class: nobody waits for the mark

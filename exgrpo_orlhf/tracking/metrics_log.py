@@ -16,7 +16,8 @@ from ..io.metric_names import check_name
 
 STEP_METRIC = "train/step"  # the tracker's own metric
 START_METRIC = "supervised/step"  # the same for the curve of a supervised start, which has steps of its own
-ARRIVED = "metrics.arrived"  # in a run's folder: the address of the MLflow that has all of the finished run
+SET_ASIDE_METRIC = "train/set_aside_from"  # a point at step s and time t: what is at s or later and before t is void
+ARRIVED = "metrics.arrived"  # in a run's folder: address and experiment of the MLflow that has all of the finished run
 METRICS_PER_CALL = 1000  # the most metrics that an MLflow server takes in one call, all or none
 
 
@@ -58,7 +59,7 @@ class MetricsLog(StepLog):
         row: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
         for name, value in metrics.items():
             check_name(name)
-            if name in ("step", "time", STEP_METRIC, START_METRIC):
+            if name in ("step", "time", STEP_METRIC, START_METRIC, SET_ASIDE_METRIC):
                 raise ValueError(f"the metric name {name!r} is reserved: every row has it already")
             # Means over empty sets are 0 by definition, so a NaN is an error of the code that computed it.
             if not isinstance(value, Real) or not math.isfinite(value):

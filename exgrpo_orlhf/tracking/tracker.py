@@ -4,7 +4,8 @@ The log is the record, and is written first. After a failure there is no other a
 end of the run, so a server that does not answer costs one timeout a checkpoint. Every step carries the metric
 `train/step` in the same atomic call, and its highest value is read back at each (re)connection. So the steps of an
 outage are sent later, and no step is logged twice: not after a kill, and not when the log was cut back to a checkpoint,
-unless its steps came out otherwise when they were made again. MLflow then shows, and comparisons read, the later ones.
+unless its steps came out otherwise when they were made again, or fewer were made. Then a point of SET_ASIDE_METRIC says
+from which step on earlier values are void. MLflow, which removes none, still shows them; comparisons leave them out.
 The curve of a supervised start, which counts steps of its own, goes the same way with `supervised/step`.
 """
 
@@ -16,8 +17,10 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,12 +30,24 @@ from ..io.redaction import redacted, without_password
 from ..questions.reading import fingerprint
 from ..records import Question
 from ..settings import Tracking
-from .client import LOG_TAG, address, batches, connect, experiment_id, find_run, first_line, page, tagged_run
-from .metrics_log import ARRIVED, START_METRIC, STEP_METRIC, MetricsLog
+from .client import (
+    LOG_TAG,
+    address,
+    batches,
+    connect,
+    cuts_of,
+    experiment_id,
+    find_run,
+    first_line,
+    history,
+    page,
+    tagged_run,
+)
+from .metrics_log import ARRIVED, SET_ASIDE_METRIC, START_METRIC, STEP_METRIC, MetricsLog
 from .others import OtherTrackers
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput
+    from mlflow.entities import DatasetInput, Metric
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +69,7 @@ class RunDescription:
     questions: by context ('training', 'validation'), logged as datasets
     id: of the run to continue, from the checkpoint. Without it, a run that this log has begun on that server is found
         by the log's identity
+    step: of the checkpoint from which the run goes on, 0 for none
     """
 
     name: str
@@ -61,6 +77,7 @@ class RunDescription:
     tags: Mapping[str, str] = field(default_factory=dict)
     questions: Mapping[str, Sequence[Question]] = field(default_factory=dict)
     id: str | None = None
+    step: int = 0
 
 
 class MlflowTracker:
@@ -87,7 +104,7 @@ class MlflowTracker:
         self._log = log
         self._settings, self.enabled = settings, settings.enabled
         self._uri = address(settings, default_uri) if self.enabled else ""
-        self._run_name, self._questions = run.name, run.questions
+        self._run_name, self._questions, self._resumed_at = run.name, run.questions, run.step
         self.run_id = run.id
         self._params = {name: _param_text(value) for name, value in run.params.items()}
         self._others = OtherTrackers(log, settings, run.name, self._params)
@@ -128,7 +145,7 @@ class MlflowTracker:
     def close(self, status: Literal["FINISHED", "KILLED", "FAILED"]) -> None:
         """One attempt to send what is left and to set the run's status. A warning says what could not be sent."""
         self._others.close()
-        self._attempt(self._send_steps, lambda: self._terminate(status), self._send_files)
+        self._attempt(self._send_steps, self._end_steps, lambda: self._terminate(status), self._send_files)
         if self._failure is not None:
             steps = sum(1 for metric, log in self._logs.items() for _ in log.rows(after=self._cursors[metric]))
             logger.warning(
@@ -141,7 +158,8 @@ class MlflowTracker:
             return
         if status == "FINISHED":
             with contextlib.suppress(OSError):  # without the file, all is sent again
-                write(self._log.path.with_name(ARRIVED), without_password(self._uri))
+                arrived = f"{without_password(self._uri)}\n{self._settings.experiment}\n"
+                write(self._log.path.with_name(ARRIVED), arrived)
         logger.info("look at it: %s", page(self._uri, self._experiment))
 
     def _attempt(self, *parts: Callable[[], None]) -> None:
@@ -170,12 +188,27 @@ class MlflowTracker:
     def _send_steps(self) -> None:
         for metric, log in self._logs.items():
             rows = [*log.rows(after=self._cursors[metric])]
-            for batch in batches((row for row in rows if not self._before.has(row, metric)), step_metric=metric):
+            new = [*dropwhile(partial(self._before.has, metric=metric), rows)]
+            if new and new[0]["step"] <= self._before.last.get(metric, -1):
+                self._set_aside(metric, new[0]["step"], new[0]["time"])
+            for batch in batches(new, step_metric=metric):
                 self._client.log_batch(self.run_id, metrics=batch)
                 self._cursors[metric] = batch[-1].step
             if rows:
                 self._cursors[metric] = rows[-1]["step"]
         self._connected = True  # also where the files then fail, whose store may be another one
+
+    def _end_steps(self) -> None:
+        """What MLflow has beyond the last step is of a longer attempt."""
+        last = max(self._cursors[STEP_METRIC], self._resumed_at)  # the log may have lost rows
+        if last < self._before.last.get(STEP_METRIC, -1):
+            self._set_aside(STEP_METRIC, last + 1, time.time())
+
+    def _set_aside(self, metric: str, step: int, now: float) -> None:
+        """MLflow's values of this step and later ones that are from before now are void."""
+        if metric == STEP_METRIC:
+            self._client.log_metric(self.run_id, SET_ASIDE_METRIC, step, round(now * 1000), step)
+        self._before.last[metric] = -1
 
     def _send_files(self) -> None:
         while self._artifacts:
@@ -216,9 +249,8 @@ class MlflowTracker:
             sources = {context: self._params[name] for context, name in bound.items() if name in self._params}
             self._client.log_inputs(run.info.run_id, datasets(self._questions, sources))
         self._client.update_run(run.info.run_id, status="RUNNING")
-        there = {metric: int(run.data.metrics.get(metric, -1)) for metric in self._logs}
-        self._before = _Before(self._client, run.info.run_id, there)
-        self._cursors = {metric: min(step, self._begun[metric]) for metric, step in there.items()}
+        self._before = _Before(self._client, run, self._logs)
+        self._cursors = {metric: min(step, self._begun[metric]) for metric, step in self._before.last.items()}
         self.run_id, self._experiment = run.info.run_id, run.info.experiment_id
         if self._settings.system_metrics:
             self._watch_system()
@@ -234,13 +266,18 @@ class MlflowTracker:
         self._system.start()
 
     def _run(self) -> Any:
-        """The run of the checkpoint, else the one that this log has begun on this server, else a new one."""
-        if self.run_id is not None:
-            if run := find_run(self._client, self.run_id):
-                return run
-            where = without_password(self._uri)
-            logger.warning("MLflow at %s has no run %s; all steps go to another run there", where, self.run_id)
+        """The run of the checkpoint, else the one that this log has begun in this experiment, else a new one."""
+        run = None if self.run_id is None else find_run(self._client, self.run_id)
+        if run and run.info.lifecycle_stage == "deleted":
+            return run
         experiment = experiment_id(self._client, self._uri, self._settings.experiment)
+        if run and run.info.experiment_id == experiment:
+            return run
+        if self.run_id is not None:
+            missing = f"no run {self.run_id}" + f" in the experiment {self._settings.experiment}" * bool(run)
+            logger.warning(
+                "MLflow at %s has %s; all steps go to another run there", without_password(self._uri), missing
+            )
         begun = tagged_run(self._client, [experiment], LOG_TAG, self._tags[LOG_TAG])
         return begun or self._client.create_run(experiment, self._started, self._tags, self._run_name)
 
@@ -248,24 +285,34 @@ class MlflowTracker:
 class _Before:
     """What a run has in MLflow of steps that were made again after a resume.
 
-    last: of each step metric the highest step there
+    last: of each step metric the highest step there that counts, −1 for none
     """
 
-    def __init__(self, client: Any = None, run_id: str = "", last: Mapping[str, int] | None = None) -> None:
-        self._client, self._run_id, self._last = client, run_id, last or {}
-        self._histories: dict[str, dict[int, float]] = {}
+    def __init__(self, client: Any = None, run: Any = None, metrics: Iterable[str] = ()) -> None:
+        self._client, self._run = client, run
+        self._names = set(run.data.metrics) if run else set()
+        self._cuts = cuts_of(client, run.info.run_id, self._names) if run else []
+        self._histories: dict[str, dict[int, Metric]] = {}
+        self.last = {metric: max(self._at(metric), default=-1) if metric in self._names else -1 for metric in metrics}
 
     def has(self, row: Mapping[str, float], metric: str) -> bool:
-        """Whether MLflow's latest values of this step are the row's, but for times."""
-        names = [name for name in row if name not in ("step", "time") and not name.startswith("time/")]
+        """Whether MLflow's latest values of this step are the row's and no others, but for times."""
         step = int(row["step"])
-        return step <= self._last.get(metric, -1) and all(self._at(name).get(step) == row[name] for name in names)
+        if step > self.last.get(metric, -1) or (earlier := self._at(metric).get(step)) is None:
+            return False
+        for name in dict.fromkeys((*row, *sorted(self._names))):
+            if name in ("step", "time", metric, SET_ASIDE_METRIC) or name.startswith("time/"):
+                continue
+            point = self._at(name).get(step)
+            if point and name not in row and point.timestamp != earlier.timestamp:
+                continue  # another program's value, such as a benchmark's
+            if (point.value if point else None) != row.get(name):
+                return False
+        return True
 
-    def _at(self, name: str) -> dict[int, float]:
+    def _at(self, name: str) -> dict[int, Metric]:
         if name not in self._histories:
-            points = self._client.get_metric_history(self._run_id, name)
-            ordered = sorted(points, key=lambda point: (point.step, point.timestamp))
-            self._histories[name] = {point.step: point.value for point in ordered}
+            self._histories[name] = history(self._client, self._run.info.run_id, name, self._cuts)
         return self._histories[name]
 
 

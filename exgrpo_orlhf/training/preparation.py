@@ -78,7 +78,7 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
     write(folder / "config.gin", experiment.config_text)
     mlflow_run = state["mlflow_run_id"] if state and identity == made_by else None  # not of a copy
     questions = {"training": training, "validation": validation}
-    tracker = _tracker(replace(spec, experiment=experiment), metrics, questions, mlflow_run)
+    tracker = _tracker(replace(spec, experiment=experiment), metrics, questions, mlflow_run, step)
     return TrainingRun(
         experiment=experiment,
         folder=folder,
@@ -179,13 +179,13 @@ def _logs(
 
 
 def _tracker(
-    spec: RunSpec, metrics: MetricsLog, questions: Mapping[str, list[Question]], mlflow_run: str | None
+    spec: RunSpec, metrics: MetricsLog, questions: Mapping[str, list[Question]], mlflow_run: str | None, step: int
 ) -> MlflowTracker:
-    """mlflow_run: the id of the run in MLflow that is continued"""
+    """mlflow_run: the id of the run in MLflow that is continued; step: of the checkpoint"""
     experiment, folder = spec.experiment, spec.run
     hashes = {f"{binding} sha256": digest for binding, digest in experiment.own_code.items()}
     tags = {**spec.tags, "config_hash": experiment.config_hash, **hashes}
-    described = RunDescription(run_name(folder), experiment.params, tags=tags, questions=questions, id=mlflow_run)
+    described = RunDescription(run_name(folder), experiment.params, tags, questions, mlflow_run, step)
     start = MetricsLog(folder / CURVE) if (folder / CURVE).exists() else None
     tracker = MlflowTracker(metrics, experiment.tracking, spec.tracking_uri, described, start)
     tracker.artifact(folder / "config.gin")

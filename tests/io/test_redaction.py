@@ -26,10 +26,12 @@ PARAMETERS = (
 SECRETS = (
     *("logger.wandb.key", "api_key", "HF_TOKEN", "token", "password", "DB_PASSWORD", "x.client_secret", "credentials"),
     *("subscription-key", "Ocp-Apim-Subscription-Key", "x-functions-key", "pwd", "db_pwd", "db_pass", "Cookie", "jwt"),
+    *("Judge.openai_key", "Judge.anthropic_key", "judge_key", "judgeKey", "GITLAB_TOKEN", "Judge.auth", "Judge.pw"),
+    *("Judge.bearer", "access_key_id", "api_keys", "access_tokens"),
 )
 SETTINGS = (
     *("Prompts.max_tokens", "train.max_tokens_per_gpu", "data.input_key", "ckpt.best_metric_key", "eos_token"),
-    *("first_pass", "Work.model"),
+    *("first_pass", "Work.model", "label_key", "data.rejected_key", "bosToken", "PAD_TOKEN", "QuestionFile.meta"),
 )
 
 
@@ -44,6 +46,13 @@ def test_a_value_is_hidden_by_its_name(name):
 def test_settings_that_only_sound_like_one_are_shown(name):
     assert redacted(name, 5) == 5
     assert redacted(name, "plain") == "plain"
+
+
+def test_a_number_under_such_a_name_is_shown_and_every_setting_of_the_project_and_of_openrlhf_is():
+    assert redacted("Judge.first_token", 5) == 5
+    flags = ("ckpt.best_metric_key", *(f"data.{name}_key" for name in ["chosen", "image", "input", "label", "output"]))
+    names = [*config.all_settings(), *flags]
+    assert [name for name in names if redacted(name, "plain") != "plain"] == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from layouts import MODELS
-from run_builders import byte_tokenizer, set_words, small_bindings
+from run_builders import byte_tokenizer, set_words, small_bindings, train_small
 
 from exgrpo_orlhf.config import load
 from exgrpo_orlhf.preflight.needs import needs
@@ -369,6 +369,30 @@ def test_a_folder_of_other_things_is_named_and_a_checkpoint_that_is_not_there_be
     for option, begins in ((["--resume"], True), (["--resume-from", "checkpoint-5"], False)):
         done = run_script(*words, tmp_path / "new", *option)
         assert ("nothing to resume, the run begins" in done.stderr) == begins
+
+
+@pytest.mark.slow
+def test_a_folder_that_the_run_would_refuse_is_refused_and_one_to_resume_is_not(run_script, raw_model, tmp_path):
+    run = tmp_path / "run"
+    train_small(raw_model, run, "train.steps = 2", "train.save_every = 1", "train.eval_every = None")
+    before = sorted(run.rglob("*"))
+    for words, more, error in (
+        ([], [], f"{run} holds a run already: continue it with --resume"),
+        (["--resume"], [], None),
+        (["--resume-from", "checkpoint-1"], [], None),
+        (["--resume-from", "checkpoint-999"], [], f"--resume-from checkpoint-999: {run} has no such checkpoint"),
+        (["--resume"], ["ReplayMixer.rho = 0.25"], "checkpoint-2 was made with another configuration"),
+        (
+            ["--resume-from", "checkpoint-1"],
+            ["ReplayMixer.rho = 0.25"],
+            "checkpoint-1 was made with another configurat",
+        ),
+    ):
+        bindings = set_words(small_bindings(raw_model, "train.eval_every = None", *more))
+        done = run_script("train.py", "--gin", "toy.gin", *bindings, "--out", run, "--dry-run", *words)
+        assert done.returncode == (2 if error else 0), (words, done.stderr)
+        assert error is None or f"error: {error}" in done.stderr.replace(f"{run}/", ""), done.stderr
+    assert sorted(run.rglob("*")) == before
 
 
 def test_golds_stand_beside_their_questions_and_lengths_and_likely_mistakes_are_said(dry_run, raw_model, tmp_path):

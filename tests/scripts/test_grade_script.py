@@ -277,6 +277,14 @@ def test_settings_and_the_file_of_a_function_are_kept(tmp_path, style):
     style(asked(), "size")
 
 
+def test_it_refuses_to_continue_where_another_reward_decides_on_success(tmp_path, grade):
+    source, out = write(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
+    grade(source, out, "--rewards", "{'math': 1.0, 'exact': 0.5}")
+    first = "--rewards {'math': 1.0, 'exact': 0.5} and not {'exact': 0.5, 'math': 1.0}"
+    grade(source, out, "--rewards", "{'exact': 0.5, 'math': 1.0}", refused=first)
+    grade(source, out, "--rewards", "{'math': 1, 'exact': 0.5}")
+
+
 @pytest.mark.slow
 def test_of_several_rewards_each_is_written_and_summed_up(tmp_path, run_script):
     (tmp_path / "style.py").write_text(STYLE)

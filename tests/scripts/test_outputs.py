@@ -4,11 +4,13 @@ is."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from argparse import ArgumentTypeError
 
 import pytest
-from run_builders import ROOT
+from run_builders import ROOT, environment
 
 from exgrpo_orlhf.io.files import write
 from exgrpo_orlhf.io.terminal import output_file
@@ -58,6 +60,17 @@ def test_a_pipe_and_a_link_stay_and_get_what_is_written(tmp_path):
     for text in ("first", "second"):
         write(link, text)
         assert (link.is_symlink(), (tmp_path / "file").read_text()) == (True, text)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_what_is_written_to_an_open_file_stands_behind_what_was_printed(name, mode, tmp_path):
+    program = "from pathlib import Path; from exgrpo_orlhf.io.files import write; print('table'); "
+    program += f"write(Path({name!r}), 'a,b\\n'); print('end')"
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    with (tmp_path / "out").open(mode) as file:
+        subprocess.run([sys.executable, "-c", program], stdout=file, check=True, cwd=tmp_path, env=environment())
+    assert (tmp_path / "out").read_text() == "table\na,b\nend\n"
 
 
 CHOSEN = ["--measure", "m", "--questions", "q", "--keep", "0:1", "--write-kept", "k.jsonl"]

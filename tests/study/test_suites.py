@@ -72,12 +72,21 @@ def test_what_cannot_be_run_is_said_before_anything_starts(arguments, binding, m
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_that_compares_a_study_asks_the_store_that_the_study_binds():
+def test_the_command_that_compares_a_study_asks_the_store_that_the_runs_were_sent_to(monkeypatch):
     comparison = runpy.run_path(str(ROOT / "scripts" / "ablate.py"))["_comparison"]
-    command = comparison(Tracking(uri="http://me:secret@host:5000"), "g", None, "m")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    bound, default = Tracking(uri="http://me:secret@host:5000"), "sqlite:///mlflow.db"
+    command = comparison(bound, default, "g", None, "m")
     assert command == "python scripts/compare.py --experiment exgrpo --group g --uri http://host:5000 --metric m"
-    assert "--uri" not in comparison(Tracking(), "g", "a", "m")
-    assert "compare.py" not in comparison(Tracking(enabled=False), "g", None, "m")
+    assert "--uri" not in comparison(Tracking(), default, "g", "a", "m")
+    assert "compare.py" not in comparison(Tracking(enabled=False), default, "g", None, "m")
+    for variable, words in (
+        ("http://other:5000", ["--uri", "http://other:5000"]),
+        (default, []),
+        ("http://me:secret@other:5000", []),  # compare.py takes it from there, with its password
+    ):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", variable)
+        assert shlex.split(comparison(bound, default, "g", None, "m"))[6:] == [*words, "--metric", "m"]
 
 
 def test_the_folder_of_a_variant_has_no_password_of_an_address():

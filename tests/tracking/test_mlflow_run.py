@@ -19,8 +19,11 @@ from exgrpo_orlhf.config import gin_files
 from exgrpo_orlhf.questions.reading import fingerprint
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.settings import Tracking
-from exgrpo_orlhf.tracking.client import page
+from exgrpo_orlhf.study.curve import logged_curve
+from exgrpo_orlhf.study.store import Store
+from exgrpo_orlhf.tracking.client import mark_killed, page
 from exgrpo_orlhf.tracking.metrics_log import MetricsLog
+from exgrpo_orlhf.training.run import train
 
 
 def the_run(sqlite: str):
@@ -138,6 +141,20 @@ def test_a_resumed_run_says_how_often_it_was_killed(sqlite, tmp_path, caplog):
     assert "keeps its first values" not in caplog.text
 
 
+def test_a_run_is_marked_as_killed_by_its_own_folder_and_not_by_a_copy_and_no_experiment_is_made(sqlite, tmp_path):
+    run, copy, elsewhere = (tmp_path / name for name in ("run", "copy", "elsewhere"))
+    tracker(run, sqlite).catch_up()
+    shutil.copytree(run, copy)
+    run.rename(elsewhere)  # as on another machine, where the original is not seen
+    mark_killed(Tracking(), sqlite, [copy, elsewhere])
+    assert the_run(sqlite).info.status == "RUNNING"
+    elsewhere.rename(run)
+    mark_killed(Tracking(experiment="other"), sqlite, [run])
+    assert MlflowClient(sqlite).get_experiment_by_name("other") is None
+    mark_killed(Tracking(), sqlite, [run, copy])
+    assert the_run(sqlite).info.status == "KILLED"
+
+
 @pytest.mark.slow
 def test_a_copy_of_a_run_is_a_run_of_its_own_and_a_moved_one_is_the_same(warm_model, sqlite, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite)
@@ -161,6 +178,24 @@ def test_a_copy_of_a_run_is_a_run_of_its_own_and_a_moved_one_is_the_same(warm_mo
     go(original, 6)
     last_steps = {run.info.run_name: run.data.metrics["train/step"] for run in tracked_runs(sqlite)}
     assert last_steps == {"original": 6, "copy": 4, "again": 5, "begun": 2}
+
+
+@pytest.mark.slow
+def test_comparisons_have_nothing_of_an_attempt_that_was_set_aside(warm_model, sqlite, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite)
+    metric, run = "eval/greedy_accuracy", tmp_path / "run"
+    for steps, every, how in ((10, 5, {}), (6, 3, {"resume_from": "checkpoint-4"})):
+        more = ("Tracking.enabled = True", "train.keep = 9", f"train.steps = {steps}", f"train.eval_every = {every}")
+        experiment = config.load(["toy.gin"], small_bindings(warm_model, *more))
+        tags = {"variant": "v", "seed": "0"}
+        train(experiment, run, resume=bool(how), tracking_uri="", tags=tags, **how)
+    store = Store(sqlite)
+    runs, _ = store.select("exgrpo", None, [metric], None, unfinished=False)
+    [curve] = store.curves(runs, [metric])[metric]
+    logged = logged_curve("v", 0, rows(run), metric)
+    assert logged.steps.tolist() == [0, 6]
+    for axis in ("steps", "values", "tokens", "seconds"):
+        assert (getattr(curve, axis) == getattr(logged, axis)).all(), axis
 
 
 def test_the_machine_is_measured_if_bound(sqlite, tmp_path, monkeypatch):

@@ -16,6 +16,8 @@ from tracking_builders import tracked_runs, tracker
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.settings import Tracking
+from exgrpo_orlhf.study.runs import StudyRun
+from exgrpo_orlhf.study.store import Store
 from exgrpo_orlhf.tracking.client import address, batches
 from exgrpo_orlhf.tracking.metrics_log import METRICS_PER_CALL, MetricsLog
 from exgrpo_orlhf.training import run
@@ -134,7 +136,11 @@ def test_a_finished_run_names_the_server_that_has_all_of_it_until_it_is_resumed(
         fill(log, [log.last_step + 1])
         sender.close(status)
         assert arrived.exists() is named, (uri, status)
-    assert arrived.read_text(encoding="utf-8") == sqlite
+    study_run = StudyRun(None, 0, None, tmp_path)
+    assert study_run.sent(sqlite, "exgrpo")
+    assert not study_run.sent(sqlite, "other")
+    arrived.write_text(sqlite)
+    assert not study_run.sent(sqlite, "exgrpo"), "of an older version: in which experiment is not known"
     sender = tracker(log, sqlite)
     assert not arrived.exists()
     sender.close("FAILED")
@@ -164,6 +170,60 @@ def test_a_run_resumed_twice_is_one_run_with_each_step_once_or_with_what_it_came
     assert history(sqlite, run.info.run_id) == sorted([*once_each(range(6)), *again])
     assert run.data.metrics["reward/mean"] == 7.25
     assert warnings(caplog) == []
+
+
+def compared(uri, metrics=("reward/mean",)):
+    """{metric: [(step, value)]} of the only run, as comparisons read them. It has a variant and a seed."""
+    store = Store(uri)
+    runs, _ = store.select("exgrpo", None, metrics, None, unfinished=True)
+    return {
+        name: [*zip(curve.steps, curve.values, strict=True)] for name, [curve] in store.curves(runs, metrics).items()
+    }
+
+
+def in_log(log, metrics=("reward/mean",)):
+    return {name: [(row["step"], row[name]) for row in log.rows() if name in row] for name in metrics}
+
+
+@pytest.mark.slow
+def test_comparisons_read_what_the_log_says_after_several_cuts(tmp_path, sqlite):
+    """Fewer steps, values that are not measured again, a session that ends before it has made all steps again, and
+    another program's value, which stays."""
+    metrics = ("reward/mean", "eval/greedy_accuracy")
+    log, sender = MetricsLog(tmp_path / "metrics.jsonl"), None
+    sessions = [  # from which step it goes on, the last one, an evaluation every so many steps, what rewards differ by
+        *((-1, 10, 5, 0.0), (4, 7, 3, 0.0), (4, 6, 3, 0.5), (2, 9, 2, 0.5), (6, 9, 2, 0.5), (6, 8, 9, 0.25)),
+        *((4, 5, 2, 0.5), (5, 11, 4, 0.5), (8, 11, 4, 0.25), (8, 11, 4, 0.25)),
+    ]
+    for session, (start, end, every, offset) in enumerate(sessions):
+        log = MetricsLog(log.path)
+        log.cut_back(start)
+        tags = {"variant": "v", "seed": "0"}
+        sender = tracker(log, sqlite, tags=tags, id=sender and sender.run_id, step=max(start, 0))
+        sender.catch_up()
+        for step in range(start + 1, end + 1):
+            evaluated = {"eval/greedy_accuracy": step / 100} if step % every == 0 else {}
+            log.append(step, {"reward/mean": step + offset, "time/step": session, **evaluated})
+            if session % 2:
+                sender.send()
+        sender.close("FINISHED")
+        MlflowClient(sqlite).log_metric(sender.run_id, "eval/chains", 0.5, step=end)
+        assert compared(sqlite, metrics) == in_log(log, metrics), session
+    assert [step for step, _ in compared(sqlite, ["eval/chains"])["eval/chains"]] == [5, 11]
+    sent = history(sqlite, sender.run_id)
+    assert [sent.count((step, step + 0.25)) for step in (9, 10, 11)] == [1] * 3, (
+        "what came out the same is not sent again"
+    )
+
+
+def test_rows_that_a_log_has_lost_stay_in_comparisons(tmp_path, sqlite):
+    log, tags = MetricsLog(tmp_path / "metrics.jsonl"), {"variant": "v", "seed": "0"}
+    sender = tracker(log, sqlite, tags=tags)
+    fill(log, range(5))
+    sender.close("FINISHED")
+    log.path.unlink()
+    tracker(MetricsLog(log.path), sqlite, id=sender.run_id, step=4).close("FINISHED")
+    assert compared(sqlite)["reward/mean"] == once_each(range(5))
 
 
 def test_two_trackers_at_once_on_one_log_send_each_step_once(tmp_path, sqlite):
@@ -221,6 +281,21 @@ def test_a_deleted_experiment_warns_and_is_caught_up_when_restored(tmp_path, sql
     MlflowClient(sqlite).restore_experiment(experiment)
     sender.close("FINISHED")
     assert history(sqlite, sender.run_id) == once_each(range(3))
+
+
+def test_a_run_goes_wholly_to_another_experiment_and_stays_in_the_first(tmp_path, sqlite, caplog):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    fill(log, range(3))
+    first = tracker(log, sqlite)
+    first.close("FINISHED")
+    for _ in range(2):  # the checkpoint of a finished run goes on naming the first one
+        sender = tracker(log, sqlite, Tracking(experiment="other"), id=first.run_id)
+        sender.close("FINISHED")
+        assert f"has no run {first.run_id} in the experiment other; all steps go to another" in warnings(caplog)[-1]
+    assert StudyRun(None, 0, None, tmp_path).sent(sqlite, "other")
+    for experiment, run_id in (("exgrpo", first.run_id), ("other", sender.run_id)):
+        assert [run.info.run_id for run in tracked_runs(sqlite, experiment)] == [run_id]
+        assert history(sqlite, run_id) == once_each(range(3))
 
 
 def test_a_run_unknown_to_the_server_becomes_another_with_all_steps(tmp_path, sqlite, caplog):
