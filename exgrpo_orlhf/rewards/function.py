@@ -140,13 +140,7 @@ def grading(
     parameters = inspect.signature(function).parameters
     takes_all = any(arg.kind is arg.VAR_KEYWORD for arg in parameters.values())
     required = {name for name, arg in parameters.items() if arg.default is arg.empty and arg.kind not in (2, 4)}
-    form = _form_of(parameters, tool)
-    if form is None or (form.tool != "trl" and required - form.names()):
-        bound = "" if tool is None else f" with Verifier.tool = {tool!r}"
-        told = "" if tool else ". Where the parameters do not tell which, Verifier.tool does: 'openrlhf', 'trl', 'verl'"
-        raise ValueError(f"Verifier.function = {where!r}{bound} takes {', '.join(parameters)}; {_ACCEPTED}{told}")
-    if alone := [name for name, arg in parameters.items() if arg.kind is arg.POSITIONAL_ONLY]:
-        raise ValueError(f"Verifier.function = {where!r} takes {alone[0]} by position alone: write no / behind it")
+    form = _form_of(parameters, required, tool, where)
     no_column = f"{file.name} takes {{}}, which is no column of the questions: add it to QuestionFile.meta"
     absent = required - form.names() - set(required if columns is None else columns)
     if absent:
@@ -191,11 +185,20 @@ def _place(function: Any, file: Path) -> str:
     return f"{file.name}, line {line}" if line else file.name
 
 
-def _form_of(parameters: Collection[str], tool: Tool | None) -> _Form | None:
-    """The way of calling that the parameters' names tell, of this tool or of any; None: they tell none."""
+def _form_of(
+    parameters: Mapping[str, inspect.Parameter], required: Collection[str], tool: Tool | None, where: str
+) -> _Form:
+    """The way of calling that the parameters' names tell, of this tool or of any. Raises ValueError."""
     of_tool = [form for form in _FORMS if tool in (None, form.tool)]
     marked = [form for form in of_tool if not set(form.marks).isdisjoint(parameters)]
-    return next(iter(marked or (of_tool if tool else [])), None)
+    form = next(iter(marked or (of_tool if tool else [])), None)
+    if form is None or (form.tool != "trl" and set(required) - form.names()):
+        bound = "" if tool is None else f" with Verifier.tool = {tool!r}"
+        told = "" if tool else ". Where the parameters do not tell which, Verifier.tool does: 'openrlhf', 'trl', 'verl'"
+        raise ValueError(f"Verifier.function = {where!r}{bound} takes {', '.join(parameters)}; {_ACCEPTED}{told}")
+    if alone := [name for name, arg in parameters.items() if arg.kind is arg.POSITIONAL_ONLY]:
+        raise ValueError(f"Verifier.function = {where!r} takes {alone[0]} by position alone: write no / behind it")
+    return form
 
 
 @cache
