@@ -39,11 +39,11 @@ def test_the_tuning_seeds_choose_rates_and_the_control_and_the_report_seeds_test
         for seed in controls.TUNING
         for row in rows(controls, arm, rate, seed, at_edge.get(arm, {}).get(rate, best.get(arm, 0.3) + gain[rate]))
     ]
-    assert controls.answer(bed) == ["none of the 72 tuning runs is there"]
+    assert controls.answer(bed) == ["none of the 80 tuning runs is there"]
     bed.file.write_text(csv_text(controls.HEAD, made[:-4]))
-    assert controls.answer(bed)[-1] == "1 of 72 tuning runs are missing: supervised_k8 4e-4 seed 101"
+    assert controls.answer(bed)[-1] == "1 of 80 tuning runs are missing: supervised_k8 4e-4 seed 101"
     bed.file.write_text(csv_text(controls.HEAD, made))
-    assert controls.answer(bed)[-1].startswith("2 of 74 tuning runs are missing: on_policy_k4 2.5e-5 seed 100")
+    assert controls.answer(bed)[-1].startswith("2 of 82 tuning runs are missing: on_policy_k4 2.5e-5 seed 100")
     for seed in controls.TUNING:
         made += rows(controls, "on_policy_k4", "2.5e-5", seed, 0.38)
     bed.file.write_text(csv_text(controls.HEAD, made))
