@@ -36,16 +36,17 @@ def load(settings: Mapping[str, Any]) -> Grading:
     if not isinstance(grader, Grading):
         one = grader
         grader = Grading("response", lambda answers: [one(answer) for answer in answers])
-    return grader._replace(grade=partial(_shortened, grader.grade, not kind.whole))
+    return grader._replace(grade=partial(_shortened, grader.grade, kind.whole))
 
 
-def _shortened(
-    grade: Callable[[Sequence[Answer]], list[Grade]], checked: bool, answers: Sequence[Answer]
-) -> list[Grade]:
-    """The grades, their texts cut off. checked: whether an answer that is not correct may have lacked memory, which
-    sympy does not say; a user's function says it, and may have used it and be right"""
+def _shortened(grade: Callable[[Sequence[Answer]], list[Grade]], own: bool, answers: Sequence[Answer]) -> list[Grade]:
+    """The grades, their texts cut off. own: of a user's function
+
+    Where memory was nearly used up, a MemoryError may have been swallowed, as sympy does. Then no answer is taken for
+    wrong; nor is a user's reward taken, whatever it is: else high rewards alone would be left of a group.
+    """
     grades = grade(answers)
-    if checked and not all(item.correct for item in grades):
+    if own or not all(item.correct for item in grades):
         check_memory()
     return [
         replace(item, extracted=item.extracted and item.extracted[:SHOWN], reason=item.reason and item.reason[:SHOWN])

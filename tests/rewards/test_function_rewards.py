@@ -77,11 +77,13 @@ def test_an_edited_function_is_used_by_the_next_verifier_and_by_none_that_has_be
     assert Verifier("function", function=f"{path}:f", workers=1).grade_all([(question, "1")])[0].reward == 0.75
 
 
-def test_a_function_may_have_needed_much_memory_whatever_the_reward(tmp_path):
+def test_a_function_that_nearly_used_its_memory_up_fails_whatever_the_reward(tmp_path):
+    """Or of a group its high rewards alone would be left."""
     path = tmp_path / "reward.py"
-    path.write_text("def f(solution_str, ground_truth):\n    len(bytearray(245 * 2**20))\n    return 0.25\n")
+    path.write_text("def f(solution_str, ground_truth):\n    len(bytearray(245 * 2**20))\n    return float(solution_str)")
     verifier = Verifier("function", function=f"{path}:f", workers=1, memory=256, max_failed_share=1.0)
-    assert verifier.grade(Question.make("t", "", "1"), "1").reward == 0.25
+    grades = [verifier.grade(Question.make("t", "", "1"), reward) for reward in ("0.25", "1")]
+    assert [grade.reason for grade in grades] == ["its process ended: out of memory (Verifier.memory)"] * 2
 
 
 def test_a_file_without_the_function_is_named(tmp_path):
