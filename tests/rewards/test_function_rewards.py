@@ -80,7 +80,7 @@ def test_an_edited_function_is_used_by_the_next_verifier_and_by_none_that_has_be
 def test_a_function_that_nearly_used_its_memory_up_fails_whatever_the_reward(tmp_path):
     """Or of a group its high rewards alone would be left."""
     path = tmp_path / "reward.py"
-    path.write_text("def f(solution_str, ground_truth):\n    len(bytearray(245 * 2**20))\n    return float(solution_str)")
+    path.write_text("def f(solution_str, ground_truth):\n    len(bytearray(245 << 20))\n    return float(solution_str)")
     verifier = Verifier("function", function=f"{path}:f", workers=1, memory=256, max_failed_share=1.0)
     grades = [verifier.grade(Question.make("t", "", "1"), reward) for reward in ("0.25", "1")]
     assert [grade.reason for grade in grades] == ["its process ended: out of memory (Verifier.memory)"] * 2
