@@ -66,7 +66,7 @@ class Environment:
     def server(self) -> ForkServer:
         """This process's, made at its first use: a worker of it plays an episode, whose first call is the reset and has
         a "seed"."""
-        return kept((self.file(), self.memory), self._server, self._content)
+        return kept((self.file(), self.memory, self._content), self._server)
 
     @cached_property
     def _content(self) -> str | None:

@@ -275,26 +275,21 @@ class ForkServer:
         process.wait()
 
 
-_kept: dict[Any, tuple[Any, Any]] = {}  # this process's servers and pools of workers, and the content of each
+_kept: dict[Any, Any] = {}  # this process's servers and pools of workers
 _one_at_a_time = threading.RLock()
 
 
-def kept(key: Any, make: Callable[[], Owner], content: str | None = None) -> Owner:
-    """The server or pool that this process has under a key; made at its first use, and again when it has `failed`, or
-    was made for a user's file with another content."""
+def kept(key: Any, make: Callable[[], Owner]) -> Owner:
+    """The server or pool that this process has under a key; made at its first use, and again when it has `failed`."""
     with _one_at_a_time:
-        made_for, owner = _kept.get(key, (content, None))
-        if owner is not None and made_for != content:
-            owner.close()
-        if owner is None or owner.failed or made_for != content:
-            owner = make()
-            _kept[key] = (content, owner)
-        same: Owner = owner
-        return same
+        if key not in _kept or _kept[key].failed:
+            _kept[key] = make()
+        owner: Owner = _kept[key]
+        return owner
 
 
 def content_of(file: Path) -> str | None:
-    """The hash of a user's file; None where it cannot be read, which loading it reports."""
+    """The hash of a user's file, as a part of a key; None where it cannot be read, which loading it reports."""
     with suppress(OSError):
         return sha256(file)
     return None
@@ -303,7 +298,7 @@ def content_of(file: Path) -> str | None:
 def close_workers() -> None:
     """End every server and pool of this process. Their next use starts others."""
     while _kept:
-        _kept.popitem()[1][1].close()
+        _kept.popitem()[1].close()
 
 
 def _forget() -> None:

@@ -75,6 +75,7 @@ def test_an_edited_function_is_used_by_the_next_verifier_and_by_none_that_has_be
     path.write_text(source.format(0.75))
     assert begun.grade_all([(question, "1")])[0].reward == 0.25
     assert Verifier("function", function=f"{path}:f", workers=1).grade_all([(question, "1")])[0].reward == 0.75
+    assert begun.grade_all([(question, "1")])[0].reward == 0.25, "also behind the other"
 
 
 def test_a_function_that_nearly_used_its_memory_up_fails_whatever_the_reward(tmp_path):
