@@ -45,7 +45,7 @@ PARTS = {
     },
     "study": {
         *("show", "records", "checks", "io", "replay", "checkpoints", "experiment"),
-        *("tracking.metrics_log", "tracking.decisions", "tracking.client", "tracking.listener"),
+        *("tracking.metrics_log", "tracking.decisions", "tracking.client", "tracking.listener", "tracking.set_aside"),
         *("questions.text", "questions.question_files", "questions.special_tokens"),
     },
     "testbed": {

@@ -18,7 +18,8 @@ import numpy as np
 
 from ..io.redaction import without_password
 from ..show.tables import count, first_few
-from ..tracking.client import READING, connect, cuts_of, history, sqlite_file
+from ..tracking.client import READING, connect, sqlite_file
+from ..tracking.set_aside import cuts_of, history
 from .comparison import named_by_settings, newest
 from .curve import SECONDS, TOKENS, Curve, History, Params, TrackedRun, curve_of
 

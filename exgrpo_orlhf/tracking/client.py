@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import os
 import uuid
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from ..checkpoints import identities, in_use
 from ..io.files import locked
 from ..io.redaction import without_password
 from ..settings import Tracking
-from .metrics_log import METRICS_PER_CALL, SET_ASIDE_METRIC, START_METRIC
+from .metrics_log import METRICS_PER_CALL
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -134,25 +134,6 @@ def tagged_run(client: MlflowClient, experiments: Sequence[str], tag: str, value
     """A run of these experiments with this tag; None if there is none."""
     runs = client.search_runs(list(experiments), filter_string=f"tags.{tag} = '{value}'", max_results=1)
     return runs[0] if runs else None
-
-
-def cuts_of(client: MlflowClient, run: str, names: Container[str]) -> list[Metric]:
-    """The points that say which values of a run are void, for `history`. run: its id; names: of its metrics"""
-    return list(client.get_metric_history(run, SET_ASIDE_METRIC)) if SET_ASIDE_METRIC in names else []
-
-
-def history(client: MlflowClient, run: str, name: str, cuts: Sequence[Metric]) -> dict[int, Metric]:
-    """The points of a metric by step, in order; of several at a step the latest.
-
-    run: its id; cuts: `cuts_of` the run, which are not of its supervised start
-    """
-    cuts = () if name.startswith(START_METRIC.partition("/")[0] + "/") else cuts
-    points = sorted(client.get_metric_history(run, name), key=lambda point: (point.step, point.timestamp))
-    return {
-        point.step: point
-        for point in points
-        if not any(point.step >= cut.step and point.timestamp < cut.timestamp for cut in cuts)
-    }
 
 
 def mark_killed(settings: Tracking, default_uri: str, folders: Iterable[Path]) -> None:

@@ -4,9 +4,8 @@ The log is the record, and is written first. After a failure there is no other a
 end of the run, so a server that does not answer costs one timeout a checkpoint. Every step carries the metric
 `train/step` in the same atomic call, and its highest value is read back at each (re)connection. So the steps of an
 outage are sent later, and no step is logged twice: not after a kill, and not when the log was cut back to a checkpoint,
-unless its steps came out otherwise when they were made again, or fewer were made. Then a point of SET_ASIDE_METRIC says
-from which step on earlier values are void. MLflow, which removes none, still shows them; comparisons leave them out.
-The curve of a supervised start, which counts steps of its own, goes the same way with `supervised/step`.
+unless its steps came out otherwise when they were made again, or fewer were made (set_aside.py). The
+curve of a supervised start, which counts steps of its own, goes the same way with `supervised/step`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import dropwhile
@@ -35,19 +34,18 @@ from .client import (
     address,
     batches,
     connect,
-    cuts_of,
     experiment_id,
     find_run,
     first_line,
-    history,
     page,
     tagged_run,
 )
-from .metrics_log import ARRIVED, SET_ASIDE_METRIC, START_METRIC, STEP_METRIC, MetricsLog
+from .metrics_log import ARRIVED, START_METRIC, STEP_METRIC, MetricsLog
 from .others import OtherTrackers
+from .set_aside import EarlierSteps
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Metric
+    from mlflow.entities import DatasetInput
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +117,7 @@ class MlflowTracker:
         self._logs = {STEP_METRIC: log} | ({} if start is None else {START_METRIC: start})
         self._cursors = dict.fromkeys(self._logs, -1)  # of each the highest step known to be in MLflow
         self._begun = {metric: one.last_step for metric, one in self._logs.items()}  # after a resume: what is kept
-        self._before = _Before()
+        self._earlier = EarlierSteps()
         self._failure: str | None = None
         self._artifacts: list[Path] = []
         self._experiment = ""  # the id
@@ -188,9 +186,9 @@ class MlflowTracker:
     def _send_steps(self) -> None:
         for metric, log in self._logs.items():
             rows = [*log.rows(after=self._cursors[metric])]
-            new = [*dropwhile(partial(self._before.has, metric=metric), rows)]
-            if new and new[0]["step"] <= self._before.last.get(metric, -1):
-                self._set_aside(metric, new[0]["step"], new[0]["time"])
+            new = [*dropwhile(partial(self._earlier.has, metric=metric), rows)]
+            if new and new[0]["step"] <= self._earlier.last.get(metric, -1):
+                self._earlier.set_aside(metric, new[0]["step"], new[0]["time"])
             for batch in batches(new, step_metric=metric):
                 self._client.log_batch(self.run_id, metrics=batch)
                 self._cursors[metric] = batch[-1].step
@@ -201,14 +199,8 @@ class MlflowTracker:
     def _end_steps(self) -> None:
         """What MLflow has beyond the last step is of a longer attempt."""
         last = max(self._cursors[STEP_METRIC], self._resumed_at)  # the log may have lost rows
-        if last < self._before.last.get(STEP_METRIC, -1):
-            self._set_aside(STEP_METRIC, last + 1, time.time())
-
-    def _set_aside(self, metric: str, step: int, now: float) -> None:
-        """MLflow's values of this step and later ones that are from before now are void."""
-        if metric == STEP_METRIC:
-            self._client.log_metric(self.run_id, SET_ASIDE_METRIC, step, round(now * 1000), step)
-        self._before.last[metric] = -1
+        if last < self._earlier.last.get(STEP_METRIC, -1):
+            self._earlier.set_aside(STEP_METRIC, last + 1, time.time())
 
     def _send_files(self) -> None:
         while self._artifacts:
@@ -249,8 +241,8 @@ class MlflowTracker:
             sources = {context: self._params[name] for context, name in bound.items() if name in self._params}
             self._client.log_inputs(run.info.run_id, datasets(self._questions, sources))
         self._client.update_run(run.info.run_id, status="RUNNING")
-        self._before = _Before(self._client, run, self._logs)
-        self._cursors = {metric: min(step, self._begun[metric]) for metric, step in self._before.last.items()}
+        self._earlier = EarlierSteps(self._client, run, self._logs)
+        self._cursors = {metric: min(step, self._begun[metric]) for metric, step in self._earlier.last.items()}
         self.run_id, self._experiment = run.info.run_id, run.info.experiment_id
         if self._settings.system_metrics:
             self._watch_system()
@@ -280,40 +272,6 @@ class MlflowTracker:
             )
         begun = tagged_run(self._client, [experiment], LOG_TAG, self._tags[LOG_TAG])
         return begun or self._client.create_run(experiment, self._started, self._tags, self._run_name)
-
-
-class _Before:
-    """What a run has in MLflow of steps that were made again after a resume.
-
-    last: of each step metric the highest step there that counts, −1 for none
-    """
-
-    def __init__(self, client: Any = None, run: Any = None, metrics: Iterable[str] = ()) -> None:
-        self._client, self._run = client, run
-        self._names = set(run.data.metrics) if run else set()
-        self._cuts = cuts_of(client, run.info.run_id, self._names) if run else []
-        self._histories: dict[str, dict[int, Metric]] = {}
-        self.last = {metric: max(self._at(metric), default=-1) if metric in self._names else -1 for metric in metrics}
-
-    def has(self, row: Mapping[str, float], metric: str) -> bool:
-        """Whether MLflow's latest values of this step are the row's and no others, but for times."""
-        step = int(row["step"])
-        if step > self.last.get(metric, -1) or (earlier := self._at(metric).get(step)) is None:
-            return False
-        for name in dict.fromkeys((*row, *sorted(self._names))):
-            if name in ("step", "time", metric, SET_ASIDE_METRIC) or name.startswith("time/"):
-                continue
-            point = self._at(name).get(step)
-            if point and name not in row and point.timestamp != earlier.timestamp:
-                continue  # another program's value, such as a benchmark's
-            if (point.value if point else None) != row.get(name):
-                return False
-        return True
-
-    def _at(self, name: str) -> dict[int, Metric]:
-        if name not in self._histories:
-            self._histories[name] = history(self._client, self._run.info.run_id, name, self._cuts)
-        return self._histories[name]
 
 
 def _param_text(value: Any) -> str:
