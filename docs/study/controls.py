@@ -48,6 +48,7 @@ class Bed(NamedTuple):
     more: arms that supervised.py runs, of no suite
     twice: whether the two compared arms are described after twice the steps
     paid: a bed of pays.py whose arms are among the others, by their runs there at the rate that they have there
+    described: of its arms, those that were added after its answer, and are neither asked for nor chosen by it
     """
 
     suite: str
@@ -57,6 +58,7 @@ class Bed(NamedTuple):
     more: tuple[str, ...] = ()
     twice: bool = False
     paid: str | None = None
+    described: tuple[str, ...] = ()
 
     @property
     def file(self) -> Path:
@@ -101,10 +103,10 @@ CONTROLS = Bed("controls", ("method",), LADDER[1:5], more=("supervised_k8",), tw
 PREFIXES, FEWER = ("prefixes_k4", "prefixes_k8"), LADDER[1:4]
 BEDS = {
     "controls": CONTROLS,
-    "prefixes_rarer": Bed("prefixes_rarer", PREFIXES, FEWER, CONTROLS),
+    "prefixes_rarer": Bed("prefixes_rarer", PREFIXES, FEWER, CONTROLS, described=("prefix_sampling_k4",)),
     "prefixes_seldom": Bed("prefixes_seldom", PREFIXES, FEWER),
     "prefixes_once": Bed("prefixes_once", PREFIXES, (), paid="once"),
-    "prefixes_mostly": Bed("prefixes_mostly", PREFIXES, FEWER),
+    "prefixes_mostly": Bed("prefixes_mostly", PREFIXES, FEWER, described=("failure_prefix_k4",)),
 }
 PLANNED = [name for name in BEDS if name != "controls"]
 
@@ -182,12 +184,15 @@ def corrected() -> list[str]:
 
 def _choice(bed: Bed) -> tuple[list[str], Choice | None]:
     """The tuning table, and what is compared by it; None where tuning runs are missing."""
-    grids, found = bed.grids, runs(bed)
-    tuned = {key: run for key, run in found.items() if run.seed in TUNING and run.arm in grids}
-    wanted = [(arm, rate, seed) for arm, rates in grids.items() for rate in rates for seed in TUNING]
+    found = runs(bed)
+    described = [arm for arm in bed.described if any(run.arm == arm for run in found.values())]
+    compared = {arm: rates for arm, rates in bed.grids.items() if arm not in bed.described}
+    tuned = {key: run for key, run in found.items() if run.seed in TUNING and run.arm in (*compared, *described)}
+    wanted = [(arm, rate, seed) for arm, rates in compared.items() for rate in rates for seed in TUNING]
     if not tuned:
         return [f"none of the {len(wanted)} tuning runs is there"], None
-    tokens = smallest_end([run for run in tuned.values() if run.accuracy[-1] > 0] or [*tuned.values()])
+    of_compared = [run for run in tuned.values() if run.arm in compared]
+    tokens = smallest_end([run for run in of_compared if run.accuracy[-1] > 0] or of_compared)
 
     def level(arm: str, rate: str) -> float:
         """The mean of the last three evaluations before the tokens that all reach, over the tuning seeds."""
@@ -195,23 +200,23 @@ def _choice(bed: Bed) -> tuple[list[str], Choice | None]:
         last = [run.accuracy[run.cost() <= tokens][-3:].mean() for run in of_seed]
         return float(np.mean(last)) if len(last) == len(TUNING) else float("nan")
 
-    levels = {arm: {rate: level(arm, rate) for rate in LADDER} for arm in grids}
+    levels = {arm: {rate: level(arm, rate) for rate in LADDER} for arm in (*compared, *described)}
     cells = lambda values: [NONE if np.isnan(value) else f"{value:.3f}" for value in values]
     lines = markdown_table(("arm", *LADDER), [(arm, *cells(of_rate.values())) for arm, of_rate in levels.items()])
     best = lambda arm, among: max(
         among, key=lambda rate: np.nan_to_num(levels[arm][rate], nan=-1.0)
     )  # the first of equals
     if not (missing := [key for key in wanted if key not in tuned]) and bed.rates:
-        edges = {arm: beyond for arm, rates in grids.items() if (beyond := _beyond(best(arm, rates), rates))}
+        edges = {arm: beyond for arm, rates in compared.items() if (beyond := _beyond(best(arm, rates), rates))}
         wanted += [(arm, rate, seed) for arm, rate in edges.items() for seed in TUNING]
         missing = [key for key in wanted if key not in tuned]
     if missing:
         return [*lines, "", f"{len(missing)} of {len(wanted)} tuning runs are missing: {_names(missing)}"], None
-    rates = {arm: best(arm, LADDER) for arm in grids}
+    rates = {arm: best(arm, LADDER) for arm in levels}
     end = lambda arm: np.mean([tuned[arm, rates[arm], seed].at(tokens) for seed in TUNING])
     method = max(bed.methods, key=end)
-    control = max((arm for arm in grids if arm not in bed.methods), key=end)
-    lines += ["", *(f"{arm}: rate {rates[arm]}, {end(arm):.3f} at {tokens:,.0f} tokens" for arm in grids)]
+    control = max((arm for arm in compared if arm not in bed.methods), key=end)
+    lines += ["", *(f"{arm}: rate {rates[arm]}, {end(arm):.3f} at {tokens:,.0f} tokens" for arm in levels)]
     lines += ["", f"{method} against {control}, chosen by the tuning seeds"]
     return lines, Choice(method, control, rates, found)
 
