@@ -7,6 +7,10 @@ import json
 import linecache
 import math
 import re
+import subprocess
+import sys
+import xml.dom.minidom
+import xml.etree.ElementTree
 from decimal import Decimal
 from functools import cache
 from itertools import count
@@ -63,6 +67,14 @@ def _verl_info(question: Question) -> dict:
     return function._verl(Answer(question.answer, "", meta=question.meta))["extra_info"]
 
 
+def of_a_tree(completions, **kwargs):
+    return [float(_depth(xml.etree.ElementTree.fromstring(text))) for text in completions]
+
+
+def _depth(element):
+    return 1 + max(map(_depth, element), default=0) if xml.dom.minidom.Node.ELEMENT_NODE else 0
+
+
 def with_counter(completions, **kwargs):
     return [float(next(STARTED)) for _ in completions]
 
@@ -107,6 +119,13 @@ def test_a_functions_source_is_enough_to_call_it(tmp_path):
     space: dict = {"__name__": "elsewhere"}
     exec(compile(text, "reward.py", "exec"), space)
     assert space["reward"](["7+5=2;#2", "#3"], ["2", "2"]) == reward(["7+5=2;#2", "#3"], ["2", "2"]) == [1.0, -0.5]
+
+
+def test_a_module_that_is_reached_through_its_package_is_imported_in_another_process_too(tmp_path):
+    (tmp_path / "reward.py").write_text(source_of(of_a_tree))
+    words = ["-c", "from reward import of_a_tree as f; print(f(['<a><b/></a>']))"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[2.0]\n", "")
 
 
 @pytest.mark.parametrize(
