@@ -66,14 +66,8 @@ def train(
         bound += [f"Work.{name} = @{scope}QuestionFile()", f"{scope}QuestionFile.path = {str(path)!r}"]
         columns = {**inherited}
         if not isinstance(source, str | Path):
-            items = list(source.load() if hasattr(source, "load") else source)
-            rows = [_row(item, f"{name}[{i}]") for i, item in enumerate(items)]
-            files[path.name] = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-            kept = {column for item in items if isinstance(item, Question) for column in item.meta}
-            kept |= {*inspect.signature(reward).parameters} if reward else set()
-            columns["meta"] = _columns(rows, kept, name)
-            if not any(isinstance(item, Mapping) for item in items):  # or a column of its meta may pass for the gold
-                columns |= {"prompt": "prompt", "answer": "answer"}
+            files[path.name], own = _lines(source, reward, name)
+            columns |= own
         bound += [f"{scope}QuestionFile.{column} = {value!r}" for column, value in columns.items()]
         inherited = {column: getattr(QuestionFile, column) for column in columns}
     if reward is not None:
@@ -91,6 +85,20 @@ def train(
     tags = {"seed": str(experiment.settings.seed), "git_commit": git_commit(), **own_tags(sys.argv[0])}
     uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     return train_experiment(experiment, run, resume=resume, tracking_uri=uri, tags=tags)
+
+
+def _lines(source: Any, reward: Callable[..., Any] | None, name: str) -> tuple[str, dict[str, Any]]:
+    """The lines of a file of questions, and the columns that are bound to read them."""
+    items = list(source.load() if hasattr(source, "load") else source)
+    rows = [_row(item, f"{name}[{i}]") for i, item in enumerate(items)]
+    kept = {*inspect.signature(reward).parameters} if reward else set()
+    if "solution_str" in kept and all(isinstance(row.get("extra_info", {}), dict) for row in rows):
+        kept -= {"extra_info"}  # a function for verl gets it without a binding, and some rows may lack it
+    kept |= {column for item in items if isinstance(item, Question) for column in item.meta}
+    columns: dict[str, Any] = {"meta": _columns(rows, kept, name)}
+    if not any(isinstance(item, Mapping) for item in items):  # or a column of its meta may pass for the gold
+        columns |= {"prompt": "prompt", "answer": "answer"}
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), columns
 
 
 def _row(item: Any, where: str) -> dict[str, Any]:

@@ -71,11 +71,11 @@ def _trl(answers: Sequence[Answer], logs: Logs) -> dict[str, Any]:
 
 
 def _verl(answer: Answer) -> dict[str, Any]:
-    columns = {name: value for name, value in answer.meta.items() if name not in (EXTRA_INFO, "extra_info")}
-    extra = answer.meta.get("extra_info", answer.meta.get(EXTRA_INFO, {}))
+    columns = {name: value for name, value in answer.meta.items() if name != EXTRA_INFO}
+    extra = answer.meta.get("extra_info", {**columns, **answer.meta.get(EXTRA_INFO, {})})
     if isinstance(extra, Mapping):
         # verl counts the prompt, and what comes back after each turn of the model but the last one.
-        extra = {**columns, **extra, "num_turns": 2 * (answer.turns or 1), "rollout_reward_scores": {}}
+        extra = {**extra, "num_turns": 2 * (answer.turns or 1), "rollout_reward_scores": {}}
     return {
         "data_source": answer.source, "solution_str": answer.response, "ground_truth": answer.gold, "extra_info": extra
     }  # fmt: skip

@@ -211,6 +211,8 @@ def test_the_reward_gets_of_a_files_questions_what_it_gets_of_the_file(read, tmp
         assert _verl_info(of_questions[i]) == {**_verl_info(one), "data_source": "mine"}
         assert _verl_info(with_solutions[i])["solution"] == str(i)
     assert read(with_columns, other_reward)[0][2].meta == with_columns.load()[2].meta
+    [(first, *_, last)] = read([*of_the_file, Question.make("mine", "9+1?", "10")], verl)
+    assert (_verl_info(first)["scale"], _verl_info(last)) == (0.5, {**INFO, "row": 3, "data_source": "mine"})
 
 
 def test_validation_is_not_read_by_the_columns_of_the_questions(read, tmp_path):
