@@ -83,7 +83,8 @@ class Sampling:
     log-probs the importance weights divide by. What a model's own generation config asks for is left aside.
 
     temperature: of the rollouts and of all log-probs
-    max_response_tokens: a response that reaches it without an end token is truncated
+    max_response_tokens: a response that reaches it without an end token is truncated. base.gin binds it, and with it
+        MixedPolicyLoss.response_length, to MAX_RESPONSE_TOKENS: set that
     """
 
     temperature: Positive = 1.0

@@ -79,7 +79,8 @@ def _check_seed(files: set[str], included_by: str | None = None) -> None:
     """Raises ValueError for a file that binds train.seed, also in an included file, which the seeds would replace."""
     from exgrpo_orlhf.config.gin_files import find
 
-    for path in (find(file, included_by) for file in sorted(files)):
+    beside = Path(included_by).parent if included_by else None
+    for path in (find(file, included_by, beside) for file in sorted(files)):
         if path.name in ("base.gin", "config.gin"):  # the default, and that of a run
             continue
         text = path.read_text("utf-8-sig")

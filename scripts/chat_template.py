@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 from exgrpo_orlhf.io import terminal
-from exgrpo_orlhf.io.files import write
+from exgrpo_orlhf.io.files import read_text, write
 
 
 def main() -> int:
@@ -33,9 +33,7 @@ def main() -> int:
     arguments = parser.parse_args()
     terminal.messages()
     try:
-        system, question = (
-            file.read_text("utf-8").removesuffix("\n") for file in (arguments.system, arguments.question)
-        )
+        system, question = (read_text(file).removesuffix("\n") for file in (arguments.system, arguments.question))
         if question.count("{question}") != 1:
             raise ValueError(f"{arguments.question}: a text with {{question}} once is needed, got {question!r:.200}")
         if arguments.out.exists():

@@ -5,7 +5,7 @@ objects, never the bindings (a spawned process would silently see Python's defau
 
 How files combine. Every file is read once. What a file merely includes comes before all files that were named, so
 `--gin layout.gin --gin ablation.gin` and the other order give the same experiment although only the ablation includes
-base.gin; among the named files, the later one wins, and a `--set` binding wins over all.
+base.gin; among the others that are named the later one wins, also over one that includes it, and a `--set` over all.
 """
 
 from __future__ import annotations
@@ -67,10 +67,7 @@ log = logging.getLogger(__name__)
 
 BASE, TOY = GIN_FOLDER / "base.gin", GIN_FOLDER / "toy.gin"
 # Parameters that only the program can supply.
-_SUPPLIED = {
-    "ReplayBuffer": ["retirement"],
-    "ReplayMixer": ["parts"],
-}
+_SUPPLIED = {"ReplayBuffer": ["retirement"], "ReplayMixer": ["parts"]}
 _GIN: dict[str, Callable[..., Any]] = {
     name: gin.external_configurable(target, name=name, module="exgrpo", denylist=_SUPPLIED.get(name))
     for name, target in _TARGETS.items()
@@ -112,7 +109,7 @@ def _load(
     """build: gets where each binding of a named file, not of an included one, or of a --set was made"""
     gin.clear_config()
     named = find_all(files)
-    paths = [*(included for file in named for included in includes(file, _NAMES)), *named]
+    paths = gin_files.in_order(named, _NAMES)
     tasks = [path for path in paths if path != BASE and gin_files.BINDS_A_TASK.search(read_text(path))]
     if not tasks and not any(map(gin_files.BINDS_A_TASK.search, overrides)):
         paths = [*includes(TOY, _NAMES), TOY, *paths]
@@ -245,6 +242,10 @@ def _common_parts(made_at: Mapping[str, str]) -> dict[str, Any]:
     evaluation = built["evaluation"]
     if evaluation.temperature == 0 and evaluation.top_p < 1:
         log.warning("Evaluation.top_p = %r has no effect: Evaluation.temperature = 0 is greedy", evaluation.top_p)
+    lengths = built["loss"].response_length, built["sampling"].max_response_tokens
+    if built["loss"].normalizer == "constant" and lengths[0] != lengths[1]:
+        text = "MixedPolicyLoss.response_length = %d, Sampling.max_response_tokens = %d: MAX_RESPONSE_TOKENS binds both"
+        log.warning(text, *lengths)
     if (suite := evaluation.disjoint_from) is not None:
         sets_of(suite)  # said now if there is no such suite, not after the model is made
     for part in (built["verifier"], built["buffer"].retirement):
@@ -333,18 +334,17 @@ def all_settings() -> dict[str, str]:
 
 
 def _check_name(selector: str, parameter: str, where: str) -> None:
-    settings = all_settings()
-    if f"{selector}.{parameter}" in settings:
+    settings, setting = all_settings(), f"{selector}.{parameter}"
+    if setting in settings:
         return
-    if instead := RENAMED.get(f"{selector}.{parameter}"):
-        raise ConfigError(f"{where}: {selector}.{parameter} is now {instead}")
-    other_tools.refuse(f"{selector}.{parameter}", where)
+    if instead := RENAMED.get(setting):
+        raise ConfigError(f"{where}: {setting} is now {instead}")
+    other_tools.refuse(setting, where)
     near = [name for name in settings if name.endswith(f".{parameter}")]
-    near = near or difflib.get_close_matches(f"{selector}.{parameter}", settings, n=3, cutoff=0.5)
+    near = near or difflib.get_close_matches(setting, settings, n=3, cutoff=0.5)
     if selector in _GIN and not near:
         near = [name for name in settings if name.startswith(f"{selector}.")]
-    nearest = ", ".join(near or sorted(_GIN))
-    raise ConfigError(f"{where}: there is no setting {selector}.{parameter}; nearest: {nearest}")
+    raise ConfigError(f"{where}: there is no setting {setting}; nearest: {', '.join(near or sorted(_GIN))}")
 
 
 def _check_macros(made_at: dict[str, str], used_macros: set[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..io import terminal
 from ..io.files import write
 from ..io.paths import WORKPLACE
 from ..io.provenance import git_commit
+from ..questions import QuestionFile
 from ..questions.reading import _COMMON
 from ..records import EXTRA_INFO, Question
 from ..tracking.client import own_tags
@@ -40,7 +41,7 @@ def train(
     """Train on the local engine, in this process.
 
     questions, validation: a list of dicts (columns, as in a file), of pairs (prompt and answer) or of `Question`s; an
-        object whose `load()` returns one; a file's path. None: as bound
+        object whose `load()` returns one; a file's path. None: as bound. The reward gets a tuple in them as a list
     reward: a function made with def, for OpenRLHF, TRL or verl (docs/reward_functions.md). None: as bound
     out: the run's folder
     gin, bindings: as --gin and --set of scripts/train.py; a binding wins over the arguments above
@@ -57,18 +58,18 @@ def train(
     files = {} if reward is None else {"reward.py": source_of(reward)}
     refuse_earlier(run, resume)
     refuse_other(run)
+    inherited: dict[str, Any] = {}  # the defaults of what is bound for the questions, which validation would inherit
     for name, source, scope in (("questions", questions, ""), ("validation", validation, "validation/")):
         if source is None:
             continue
         path = Path(source) if isinstance(source, str | Path) else run / f"{name}.jsonl"
         bound += [f"Work.{name} = @{scope}QuestionFile()", f"{scope}QuestionFile.path = {str(path)!r}"]
+        columns = {**inherited}
         if not isinstance(source, str | Path):
-            items = list(source.load() if hasattr(source, "load") else source)
-            rows = [_row(item, f"{name}[{i}]") for i, item in enumerate(items)]
-            files[path.name] = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-            bound.append(f"{scope}QuestionFile.meta = {_columns(rows, reward, name)!r}")
-            if not any(isinstance(item, Mapping) for item in items):  # or a column of its meta may pass for the gold
-                bound += [f"{scope}QuestionFile.{column} = {column!r}" for column in ("prompt", "answer")]
+            files[path.name], own = _lines(source, reward, name)
+            columns |= own
+        bound += [f"{scope}QuestionFile.{column} = {value!r}" for column, value in columns.items()]
+        inherited = {column: getattr(QuestionFile, column) for column in columns}
     if reward is not None:
         function = f"{run / 'reward.py'}:{reward.__name__}"
         bound += ["Verifier.kind = 'function'", f"Verifier.function = {function!r}"]
@@ -86,13 +87,33 @@ def train(
     return train_experiment(experiment, run, resume=resume, tracking_uri=uri, tags=tags)
 
 
+def _lines(source: Any, reward: Callable[..., Any] | None, name: str) -> tuple[str, dict[str, Any]]:
+    """The lines of a file of questions, and the columns that are bound to read them."""
+    items = list(source.load() if hasattr(source, "load") else source)
+    rows = [_row(item, f"{name}[{i}]") for i, item in enumerate(items)]
+    kept = {*inspect.signature(reward).parameters} if reward else set()
+    if "solution_str" in kept and all(isinstance(row.get("extra_info", {}), dict) for row in rows):
+        kept -= {"extra_info"}  # a function for verl gets it without a binding, and some rows may lack it
+    kept |= {column for item in items if isinstance(item, Question) for column in item.meta}
+    columns: dict[str, Any] = {"meta": _columns(rows, kept, name)}
+    if not any(isinstance(item, Mapping) for item in items):  # or a column of its meta may pass for the gold
+        columns |= {"prompt": "prompt", "answer": "answer"}
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), columns
+
+
 def _row(item: Any, where: str) -> dict[str, Any]:
     """A question as a line of a file. Raises ValueError for what is none, or what JSON cannot hold."""
     if isinstance(item, Question):
         meta = {column: value for column, value in item.meta.items() if column not in ("row", EXTRA_INFO)}
         turns = item.prompt if isinstance(item.prompt, tuple) else ()
         messages = [{"role": role, "content": content} for role, content in turns]
-        row = {**meta, "data_source": item.source, "prompt": messages or item.prompt, "answer": item.answer}
+        row = {"data_source": item.source, "prompt": messages or item.prompt, "answer": item.answer}
+        row |= {"extra_info": item.meta[EXTRA_INFO]} if EXTRA_INFO in item.meta else {}
+        if taken := [column for column in row if column in meta and meta[column] != row[column]]:
+            raise ValueError(
+                f"{where} has another {taken[0]!r} in its meta, and a line has one: rename that of the meta"
+            )
+        row = {**meta, **row}
     elif isinstance(item, Mapping):
         row = dict(item)
     elif isinstance(item, tuple | list) and len(item) == 2:
@@ -103,18 +124,28 @@ def _row(item: Any, where: str) -> dict[str, Any]:
             "frame: frame.to_dict('records'))"
         )
     try:
+        _check_keys(row)
         json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where} cannot be written into the run's folder: {error}") from None
     return row
 
 
-def _columns(rows: Sequence[Mapping[str, Any]], reward: Callable[..., Any] | None, where: str) -> tuple[str, ...]:
-    """Those that are kept for the reward: all but prompt and answer, and these where it takes them by name. Raises
-    ValueError for one that some rows lack."""
+def _check_keys(value: Any) -> None:
+    """Raises TypeError for a key, at any depth, that JSON would turn into a text."""
+    if isinstance(value, dict):
+        if other := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"the key {other[0]!r} is no text, and would come back as one; make it a text")
+        value = [*value.values()]
+    for inner in value if isinstance(value, list | tuple) else ():
+        _check_keys(inner)
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], kept: Container[str], where: str) -> tuple[str, ...]:
+    """Those that are kept for the reward: all but prompt and answer, and these where they are in `kept`, the reward's
+    parameters and what a `Question` has in its meta. Raises ValueError for one that some rows lack."""
     known = {name for names in _COMMON.values() for name in names} | {"data_source", "extra_info", "reward_model"}
-    taken = inspect.signature(reward).parameters if reward else {}
-    columns = tuple(dict.fromkeys(name for row in rows for name in row if name not in known or name in taken))
+    columns = tuple(dict.fromkeys(name for row in rows for name in row if name not in known or name in kept))
     for i, row in enumerate(rows):
         lacking = [column for column in columns if column not in row]
         require(not lacking, f"{where}[{i}] lacks {', '.join(lacking)}, which others have: give it to all or to none")

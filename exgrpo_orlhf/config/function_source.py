@@ -56,6 +56,8 @@ def _add(name: str, value: Any, namespace: Mapping[str, Any], parts: dict[str, s
                 _add(used, namespace[used], namespace, parts)
             elif used not in namespace and used != inner and not hasattr(builtins, used):
                 raise ValueError(f"{name} uses {used}, which is not defined{_REMEDY}")
+            if isinstance(package := namespace.get(used), ModuleType):
+                parts |= {path: f"import {path}" for path in _submodules(used, package, source)}
         del parts[name]
         parts[name] = source if name == inner else f"{source}\n\n{name} = {inner}"
     elif isinstance(value, re.Pattern):
@@ -66,6 +68,19 @@ def _add(name: str, value: Any, namespace: Mapping[str, Any], parts: dict[str, s
         parts[name] = f"{name} = {value!r}"
     else:
         raise ValueError(f"the reward uses {name}, a {type(value).__name__}, which has no source{_REMEDY}")
+
+
+def _submodules(name: str, package: ModuleType, source: str) -> Iterator[str]:
+    """The modules that a source has as attributes of a package: xml.etree of `xml.etree.ElementTree`, and that one."""
+    for node in ast.walk(ast.parse(source)):
+        first, *attributes = ast.unparse(node).split(".") if isinstance(node, ast.Attribute) else [""]
+        module: Any = package if first == name else None
+        for attribute in attributes:
+            path = f"{module.__name__}.{attribute}" if hasattr(module, "__path__") else ""
+            module = getattr(module, attribute, None)
+            if not isinstance(module, ModuleType) or sys.modules.get(path) is not module:
+                break
+            yield path
 
 
 def _source(value: FunctionType | type) -> str:

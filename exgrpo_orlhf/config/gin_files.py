@@ -64,9 +64,11 @@ def warn_of_unused(params: Mapping[str, str], made_at: Mapping[str, str], varian
         log.warning("%s: no effect, because nothing that is used refers to @%s()", ", ".join(bindings[:6]), owner)
 
 
-def find(file: str | Path, included_by: str | None) -> Path:
-    """The file as given (if it is named on the command line), in gin/, or from the project's folder."""
-    candidates = [*([] if included_by else [Path(file)]), GIN_FOLDER / file, PROJECT / file]
+def find(file: str | Path, included_by: str | None, beside: Path | None = None) -> Path:
+    """The file as given (if it is named on the command line), in gin/, from the project's folder, or beside the file
+    that includes it."""
+    places = [*([] if included_by else [Path.cwd()]), GIN_FOLDER, PROJECT, *([beside] if beside else [])]
+    candidates = [place / file for place in places]
     for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()
@@ -80,6 +82,7 @@ def find(file: str | Path, included_by: str | None) -> Path:
     raise ConfigError(
         f"{where}there is no gin file {str(file)!r}; "
         + (f"did you mean {' or '.join(near)}?" if near else f"those of the project are in {GIN_FOLDER}")
+        + f" (it is not at {', '.join(dict.fromkeys(map(str, candidates)))})"
     )
 
 
@@ -108,9 +111,17 @@ def includes(path: Path, classes: tuple[str, ...], trail: tuple[Path, ...] = ())
         where = f"{name_of(path)}, line {statement.location.line_num}"
         if has_bindings:
             raise ConfigError(f"{where}: an include must stand before the bindings, which it would undo")
-        included = find(statement.filename, where)
+        included = find(statement.filename, where, path.parent)
         files += [*includes(included, classes, (*trail, path)), included]
     return list(dict.fromkeys(files))
+
+
+def in_order(named: Sequence[Path], classes: tuple[str, ...]) -> list[Path]:
+    """The files that the named ones include, then these, also one that a file named before it includes; but base.gin,
+    which almost all include, stays before them."""
+    inner = [includes(file, classes) for file in named]
+    late = {file for i, file in enumerate(named) if any(file in each for each in inner[:i])} - {GIN_FOLDER / "base.gin"}
+    return [*(file for each in inner for file in each if file not in late), *named]
 
 
 def warn_of_order(files: Sequence[Path], tasks: Sequence[Path], classes: tuple[str, ...]) -> None:

@@ -90,7 +90,7 @@ class MixedPolicyLoss:
         before the batch's update, −min(w*·A, clip(w*, c−ε_low, c+ε_high)·A) (Mix-PPG, arXiv 2507.06892)
     divisors: of rows that are added to groups (`AddedRows`): 'apart', they and the fresh rows have one each, of K_off
         and K rows a group or of their tokens, and the loss is the sum (RePO's paper); 'together', one of all there are
-    response_length: L of 'constant', in tokens
+    response_length: L of 'constant', in tokens; as Sampling.max_response_tokens (MAX_RESPONSE_TOKENS of base.gin)
     entropy_coef: weight of the mean entropy over all response tokens of the step, subtracted; per nat
     kl_coef: weight of the mean KL to the reference policy, added; nats per token, the estimator exp(x)−x−1 with
         x = log π_ref − log π_θ, at most KL_BOUND nats a token. The mean is over all response tokens; with

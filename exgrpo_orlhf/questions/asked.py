@@ -34,9 +34,13 @@ def asked_in_training(questions: Sequence[Sequence[Message]], system: str | None
 
 
 def _words_around(texts: Sequence[str]) -> tuple[str, str]:
-    """The words that all texts begin and end with, if they say how to answer; else ('', '')."""
+    """The words that all texts begin with, and those that all end with; '' where these do not say how to answer. The
+    first ones are whole sentences or lines if there are some: questions may begin alike."""
     before = re.sub(r"\S*\Z", "", os.path.commonprefix(texts))  # noqa: RUF071, by characters
     reversed_ends = [text[len(before) :][::-1] for text in texts]
     below = re.sub(r"\A\S*", "", os.path.commonprefix(reversed_ends)[::-1])  # noqa: RUF071
-    says_how = len(set(texts)) > 1 and _SAYS_HOW.search(before + below)
-    return (before, below) if says_how else ("", "")
+    if len(set(texts)) < 2:
+        return "", ""
+    sentences = re.sub(r"\A(.*(?:[.!?:]\s|\n)\s*)?.*", r"\1", before, flags=re.DOTALL)
+    first, last = (next(filter(_SAYS_HOW.search, words), "") for words in ((sentences, before), (below,)))
+    return first, last

@@ -12,13 +12,15 @@ from ..records import Question
 from .text import normalised_answer
 
 _FEW, _SHARE = 3, 0.001  # of the questions: some mark a number that is their answer by chance
+_EXAMPLE = 0.9  # of the prompts with the same mark: an example in all of them, or a label that some answers are
 _SHORT = 2  # characters of an answer that stands in a text by chance: it counts in the last line alone
 
 
 def refuse_solutions(questions: Sequence[Question], where: Callable[[Question], str], remedy: str) -> None:
     """Raises ValueError if prompts end in a turn of the assistant with the gold answer, or more than a few have it in a
     box or behind ####. A turn or a box that mostly stands with other answers is the beginning of a response, or an
-    example. where: of a question's row; remedy: for the message
+    example; so is a box in nearly all prompts that is not the answer of all of them. where: of a question's row;
+    remedy: for the message
     """
     turns: dict[str, list[Question | None]] = {}  # None: with another answer
     marked: dict[str, list[Question | None]] = {}
@@ -33,6 +35,7 @@ def refuse_solutions(questions: Sequence[Question], where: Callable[[Question], 
             marked.setdefault(mark, []).append(question if mark in map(normalised_answer, golds) else None)
     # The same turn for different answers, such as "Yes or no?", is the beginning of a response.
     turns = {text: each for text, each in turns.items() if len({one.answer_text for one in each if one}) < 2}
+    marked = {mark: each for mark, each in marked.items() if all(each) or len(each) < _EXAMPLE * len(questions)}
     few = max(_FEW, _SHARE * len(questions))
     for texts, least, what in ((turns, 0, "end in a turn of the assistant with"), (marked, few, "have in a box")):
         own = [one for each in texts.values() if len(each) < 2 * max(1, len([*filter(None, each)])) for one in each]

@@ -63,12 +63,13 @@ TEMPLATES: dict[str, Template] = {
 
 
 def template_kwargs(common: Mapping[str, Any], own: Any, tokenizer: Any, where: str) -> dict[str, Any]:
-    """What a chat template takes besides the messages. own: a question's, which win, or None
+    """What a chat template takes besides the messages. own: a question's, which win but for a None, as Parquet
+    writes it for what other rows have; or None
 
     Raises ValueError for one that the template does not read, which jinja would ignore."""
     if own is not None and not isinstance(own, Mapping):
         raise ValueError(f"{where}: chat_template_kwargs is {own!r:.80}, not an object with names and values")
-    if not (kwargs := {**common, **(own or {})}):
+    if not (kwargs := {**common, **{name: value for name, value in (own or {}).items() if value is not None}}):
         return kwargs
     decided_here = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters} - {"tools", "documents"}
     for name in kwargs:

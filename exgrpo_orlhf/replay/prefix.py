@@ -189,7 +189,7 @@ class Prefix(Injection):
         require(
             given < room,
             f"{where}: of a response of {len(response)} tokens {self.share!r} gives up to {given}, and leaves none of "
-            f"Sampling.max_response_tokens = {room} to continue it with; raise that, or give less",
+            f"Sampling.max_response_tokens = {room} to continue it with; raise MAX_RESPONSE_TOKENS, or give less",
         )
         early = [token for token in response.token_ids[:-1].tolist() if token in ends]
         require(

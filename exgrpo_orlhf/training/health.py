@@ -32,8 +32,9 @@ _SIGNS = (
     ),
     _Sign(
         "rollout/truncated_share", False, 0.5,
-        "{:.0%} of the rollouts were cut off: raise Sampling.max_response_tokens, or see whether the model knows its "
-        "end token (rollouts.jsonl)",
+        "{:.0%} of the rollouts were cut off: raise MAX_RESPONSE_TOKENS, which binds "
+        "Sampling.max_response_tokens and the loss's divisor, or see whether the model knows its end token "
+        "(rollouts.jsonl)",
     ),
     _Sign(
         "reward/no_answer_share", False, 0.5,

@@ -86,7 +86,7 @@ def _check(
     if (longest := max(map(len, stored), default=0)) > room:
         raise ValueError(
             f"{path}: it stores a response of {longest} tokens, longer than Sampling.max_response_tokens = {room}; "
-            "raise that, or take the buffer of another run"
+            "raise MAX_RESPONSE_TOKENS, which binds it, or take the buffer of another run"
         )
     names = {*experiment.verifier.parts} if experiment.advantages.of_each_reward else set()
     if any(names - {name for name, _ in trajectory.parts} for trajectory in stored):

@@ -145,6 +145,38 @@ def test_among_named_files_the_later_wins_and_set_wins_over_all(tmp_path):
     assert both.selector.prefer == "highest"
 
 
+def test_a_file_that_is_named_last_wins_over_one_that_includes_it(tmp_path, caplog):
+    """Also where a warning advises that. What lies between them stays behind it if it is named first."""
+    for name, include, binding in (
+        *(("inner", "base", "train.steps = 5"), ("between", "TMP/inner", "train.steps = 6")),
+        ("outer", "TMP/between", "PretrainedModel.path = 'm'\nQuestionFile.path = 'q.csv'\ntrain.steps = 7"),
+    ):
+        text = f"include '{include.replace('TMP', str(tmp_path))}.gin'\n{binding}\n"
+        (tmp_path / f"{name}.gin").write_text(text)
+    steps = lambda *names: config.load([tmp_path / f"{name}.gin" for name in names]).settings.steps
+    assert (steps("inner", "outer"), steps("between", "outer"), steps("inner", "between", "outer")) == (7, 7, 7)
+    earlier = re.search(r"; name (\S+)/inner.gin last if that is meant", caplog.text)
+    assert earlier, caplog.text
+    assert (steps("outer", "inner"), steps("outer", "between"), steps("between", "outer", "inner")) == (5, 6, 5)
+    base = config.load([tmp_path / "outer.gin", "base.gin"])
+    assert base.settings.steps == 7
+
+
+def test_an_include_is_found_beside_the_file_that_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "inner.gin").write_text("include 'base.gin'\nReplayMixer.rho = 0.25\n")
+    (tmp_path / "mine" / "outer.gin").write_text("include 'inner.gin'\n")
+    assert config.load(["mine/outer.gin"]).params["ReplayMixer.rho"] == "0.25"
+    (tmp_path / "mine" / "toy.gin").write_text("ReplayMixer.rho = 0.1\n")
+    (tmp_path / "mine" / "outer.gin").write_text("include 'toy.gin'\n")
+    assert config.load(["mine/outer.gin"]).params["ReplayMixer.rho"] == "0.5", "the project's come first"
+    (tmp_path / "mine" / "inner.gin").unlink()
+    (tmp_path / "mine" / "outer.gin").write_text("include 'inner.gin'\n")
+    with pytest.raises(config.ConfigError, match=rf"inner\.gin'.* \(it is not at .*, {tmp_path}/mine/inner\.gin\)"):
+        config.load(["mine/outer.gin"])
+
+
 LATE, ON_POLICY, NO_ENTROPY = "recipes/late_injection.gin", "baselines/on_policy.gin", "ablation_no_entropy.gin"
 NOT_ASKED = "TrajectorySelector.by = 'random' has no effect (gin/ablation_no_entropy.gin, line 4)"
 NEVER_COLLECTS = "with ReplayMixer.rho = 0 and ReplayMixer.injection = @Beside() a run never asks RetirementPolicy"
@@ -192,6 +224,10 @@ NO_EFFECT = [  # files, bindings, what is said of each that has none
     (["toy.gin"], ["val/ModularChains.count = 9"], ["nothing that is used refers to @val/ModularChains()"]),
     (["toy.gin"], ["validation/ModularChains.count = 9", "ModularChains.seed = 3"], []),
     (["toy.gin"], ["Evaluation.temperature = 0.0", "Evaluation.top_p = 1.0"], []),
+    (["toy.gin"], ["Sampling.max_response_tokens = 99"],
+     ["MixedPolicyLoss.response_length = 64, Sampling.max_response_tokens = 99: MAX_RESPONSE_TOKENS binds both"]),
+    (["toy.gin"], ["MAX_RESPONSE_TOKENS = 99"], []),
+    (["baselines/grpo.gin"], ["Sampling.max_response_tokens = 99"], []),  # another normaliser
 ]  # fmt: skip
 
 

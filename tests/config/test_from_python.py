@@ -7,6 +7,10 @@ import json
 import linecache
 import math
 import re
+import subprocess
+import sys
+import xml.dom.minidom
+import xml.etree.ElementTree
 from decimal import Decimal
 from functools import cache
 from itertools import count
@@ -20,8 +24,10 @@ from exgrpo_orlhf import train
 from exgrpo_orlhf.checkpoints import RunFolderError, claim
 from exgrpo_orlhf.config import from_python
 from exgrpo_orlhf.config.function_source import source_of
+from exgrpo_orlhf.grader.answer import Answer
 from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.records import Question
+from exgrpo_orlhf.rewards import function
 from exgrpo_orlhf.testbed.modular_chains import ModularChains
 
 LAST = re.compile(r"#(\d)$", re.IGNORECASE)
@@ -48,6 +54,25 @@ def reward(completions, answer, **kwargs):
 
 def other_reward(completions, **kwargs):
     return [0.0] * len(completions)
+
+
+INFO = {"num_turns": 2, "rollout_reward_scores": {}}
+
+
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    return extra_info["scale"]
+
+
+def _verl_info(question: Question) -> dict:
+    return function._verl(Answer(question.answer, "", meta=question.meta))["extra_info"]
+
+
+def of_a_tree(completions, **kwargs):
+    return [float(_depth(xml.etree.ElementTree.fromstring(text))) for text in completions]
+
+
+def _depth(element):
+    return 1 + max(map(_depth, element), default=0) if xml.dom.minidom.Node.ELEMENT_NODE else 0
 
 
 def with_counter(completions, **kwargs):
@@ -96,6 +121,13 @@ def test_a_functions_source_is_enough_to_call_it(tmp_path):
     assert space["reward"](["7+5=2;#2", "#3"], ["2", "2"]) == reward(["7+5=2;#2", "#3"], ["2", "2"]) == [1.0, -0.5]
 
 
+def test_a_module_that_is_reached_through_its_package_is_imported_in_another_process_too(tmp_path):
+    (tmp_path / "reward.py").write_text(source_of(of_a_tree))
+    words = ["-c", "from reward import of_a_tree as f; print(f(['<a><b/></a>']))"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[2.0]\n", "")
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -136,24 +168,61 @@ def test_pairs_and_dicts_are_questions(tmp_path):
     pairs = _written([("2+2?", "4"), ("2+3?", 5)], tmp_path / "q.jsonl")
     dicts = _written([{"question": "2+2?", "answer": "4"}, {"question": "2+3?", "answer": 5}], tmp_path / "q.jsonl")
     assert [(one.prompt, one.answer) for one in pairs] == [(one.prompt, one.answer) for one in dicts]
-    columns = from_python._columns([{"question": "2+2?", "answer": "4", "level": 1}], reward, "questions")
+    columns = from_python._columns([{"question": "2+2?", "answer": "4", "level": 1}], ("answer",), "questions")
     assert columns == ("answer", "level"), "the reward takes answer by name"
-    assert from_python._columns([{"question": "2+2?", "answer": "4"}], other_reward, "questions") == ()
+    assert from_python._columns([{"question": "2+2?", "answer": "4"}], (), "questions") == ()
     with pytest.raises(ValueError, match=r"questions\[1\] lacks level, which others have"):
-        from_python._columns([{"prompt": "2+2?", "level": 1}, {"prompt": "2+3?"}], other_reward, "questions")
+        from_python._columns([{"prompt": "2+2?", "level": 1}, {"prompt": "2+3?"}], (), "questions")
 
 
-def test_a_column_of_a_questions_meta_does_not_pass_for_its_gold(tmp_path, monkeypatch):
-    """What is bound is what the run reads."""
-    read = []
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """read(…): the questions and those of validation that a run with these arguments of `train` reads."""
+    sources: list = []
     monkeypatch.setattr(
-        "exgrpo_orlhf.training.run.train", lambda experiment, *_, **__: read.extend(experiment.questions.load())
+        "exgrpo_orlhf.training.run.train",
+        lambda experiment, *_, **__: sources.extend((experiment.questions, experiment.validation)),
     )
+
+    def read(*arguments, **options) -> list[list[Question]]:
+        model = ["PretrainedModel.path = 'some/model'", "Work.model = @PretrainedModel()"]
+        train(*arguments, out=tmp_path / f"run{len(sources)}", bindings=model, **options)
+        return [source.load() for source in sources[-2:] if source]
+
+    return read
+
+
+def test_a_column_of_a_questions_meta_does_not_pass_for_its_gold(read):
     for meta in ({"reward_model": {"ground_truth": "5"}}, {"gold": "5"}):
-        asked = Question.make("mine", "2+2?", "4", meta)
-        model = "PretrainedModel.path = 'some/model'"
-        train([asked], other_reward, out=tmp_path / str(len(read)), bindings=[model, "Work.model = @PretrainedModel()"])
-    assert [(one.prompt, one.answer) for one in read] == [("2+2?", "4")] * 2
+        [(asked,)] = read([Question.make("mine", "2+2?", "4", meta)], other_reward)
+        assert (asked.prompt, asked.answer) == ("2+2?", "4")
+        assert asked.meta == {"row": 0, **meta}
+
+
+def test_the_reward_gets_of_a_files_questions_what_it_gets_of_the_file(read, tmp_path):
+    path = tmp_path / "verl.jsonl"
+    row = {"data_source": "mine", "prompt": "2+2?", "reward_model": {"ground_truth": "4"}, "extra_info": {"scale": 0.5}}
+    path.write_text("".join(json.dumps({**row, "prompt": f"{i}+1?", "solution": str(i)}) + "\n" for i in range(3)))
+    [of_the_file], [of_questions] = read(path, verl), read(QuestionFile(str(path)), verl)
+    with_columns = QuestionFile(str(path), meta=("solution", "data_source"))
+    [with_solutions] = read(with_columns, verl)
+    for i, one in enumerate(of_the_file):
+        assert _verl_info(one) == {**INFO, "row": i, "scale": 0.5}
+        assert _verl_info(of_questions[i]) == {**_verl_info(one), "data_source": "mine"}
+        assert _verl_info(with_solutions[i])["solution"] == str(i)
+    assert read(with_columns, other_reward)[0][2].meta == with_columns.load()[2].meta
+    [(first, *_, last)] = read([*of_the_file, Question.make("mine", "9+1?", "10")], verl)
+    assert (_verl_info(first)["scale"], _verl_info(last)) == (0.5, {**INFO, "row": 3, "data_source": "mine"})
+
+
+def test_validation_is_not_read_by_the_columns_of_the_questions(read, tmp_path):
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"problem": "1+1?", "solution": "2", "answer": "two"}\n')
+    for questions in ([("2+2?", "4")], [{"question": "2+2?", "answer": "4", "level": 1}]):
+        asked, held_out = read(questions, other_reward, validation=path)
+        assert [(one.prompt, one.answer) for one in (*asked, *held_out)] == [("2+2?", "4"), ("1+1?", "two")]
+    _, held_out = read([("2+2?", "4")], other_reward, validation=[{"problem": "1+1?", "final_answer": "2"}])
+    assert [(one.prompt, one.answer) for one in held_out] == [("1+1?", "2")]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +232,8 @@ def test_a_column_of_a_questions_meta_does_not_pass_for_its_gold(tmp_path, monke
         ({"prompt": "x", "answer": Decimal(1)}, "Decimal is not JSON serializable"),
         ({"prompt": "x", "answer": math.nan}, "not JSON compliant"),
         ({"prompt": "\ud800", "answer": "1"}, "surrogates not allowed"),
+        ({"prompt": "x", "answer": "1", "tests": [{"by": {1: "2"}}]}, "the key 1 is no text"),
+        (Question.make("mine", "x", "1", {"answer": "2"}), "has another 'answer' in its meta"),
     ],
 )
 def test_what_is_no_question_is_refused_with_its_place(item, message, tmp_path):

@@ -149,6 +149,10 @@ FORM = "Solve this. The last line shall be of the form Answer: $Answer.\n\n"
         ((f"7+1?{BOX}", f"3*4?{BOX}"), {"ask": "Guess."}, "2+2?\n\nGuess.", ["Mine: ask 'Guess.'"]),
         ((f"{FORM}7+1?{BOX}", f"{FORM}3*4?{BOX}"), {"verifier": "choice"}, f"{FORM}2+2?{BOX}", []),
         ((f"7+1?{BOX}", "3*4?"), {}, "2+2?", []),  # they have none in common
+        ((f"What is 7+1?{BOX}", f"What is 3*4?{BOX}"), {}, f"2+2?{BOX}", []),  # the questions begin alike
+        ((f"{FORM}What is 7+1?", f"{FORM}What is 3*4?"), {}, f"{FORM}2+2?", []),
+        ((f"{FORM.strip()} Say: 7+1, John?", f"{FORM.strip()} Say: 3*4, John?"), {}, f"{FORM.strip()} Say: 2+2?", []),
+        (("Put it in \\boxed{} now 7+1", "Put it in \\boxed{} now 3*4"), {}, "Put it in \\boxed{} now 2+2?", []),
         (("What is 7+1, John?", "What is 3*4, John?"), {}, "2+2?", []),  # it says not how to answer
         ((), {}, "2+2?\n\nReason step by step and put the final answer within \\boxed{}.", []),  # another model
         *(

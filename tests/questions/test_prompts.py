@@ -6,12 +6,15 @@ import string
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from run_builders import ROOT, SWITCHED, THINKING, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.utils import chat_template_utils
 
+from exgrpo_orlhf.questions import QuestionFile
 from exgrpo_orlhf.questions.prompts import TEMPLATES, PromptEncoder, Prompts
 from exgrpo_orlhf.records import Question
 from exgrpo_orlhf.testbed.tiny_models import ChainModel
@@ -285,6 +288,19 @@ def test_a_chat_template_takes_what_is_bound_and_a_questions_own_wins():
     prints = [PromptEncoder(each, tokenizer).fingerprint() for each in settings]
     assert len({*prints}) == 3
     assert prints[0] == prints[-1]
+
+
+def test_what_a_row_of_parquet_has_only_because_of_others_leaves_what_is_bound(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = SWITCHED
+    rows = [{"enable_thinking": True}, {}, {"enable_thinking": False}]
+    table = [{"prompt": f"{i}+1?", "answer": "2", "chat_template_kwargs": row} for i, row in enumerate(rows)]
+    pq.write_table(pa.Table.from_pylist(table), tmp_path / "q.parquet")
+    questions = QuestionFile(str(tmp_path / "q.parquet"), answer="answer", meta=("chat_template_kwargs",)).load()
+    for bound in (True, False):
+        encoder = PromptEncoder(Prompts("chat", chat_template_kwargs={"enable_thinking": bound}), tokenizer)
+        silent = [encoder.render(question).endswith("</think>\n\n") for question in questions]
+        assert silent == [False, not bound, True]
 
 
 @pytest.mark.parametrize("kwargs", [{"enable_thinkin": False}, {"messages": []}, {"add_generation_prompt": False}])

@@ -99,6 +99,21 @@ def test_what_a_prompt_may_hold_is_read(turns, n, solved, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "form", ["Write \\boxed{yes} or \\boxed{no}.", "For example \\boxed{yes}.", "#### yes\n#### no"]
+)
+def test_labels_that_every_prompt_names_are_no_solution(form, tmp_path):
+    def load(shown) -> list:
+        golds = ["yes" if i % 3 else "no" for i in range(30)]
+        table = [{"prompt": f"Is {i}^2 even? {shown(gold)}", "answer": gold} for i, gold in enumerate(golds)]
+        (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+        return QuestionFile(str(tmp_path / "q.jsonl"), answer="answer").load()
+
+    assert len(load(lambda gold: form)) == 30
+    with pytest.raises(ValueError, match=r"30 of 30 prompts, this one first, have in a box"):
+        load(lambda gold: f"\\boxed{{{gold}}}")
+
+
+@pytest.mark.parametrize(
     ("gold", "shown"),
     [
         ("1234567", "1,234,567"), ("1,234", "1234"), ("\\frac12", "\\frac 12"), ("$\\boxed{135}$", "135"),

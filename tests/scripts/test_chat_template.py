@@ -16,9 +16,9 @@ ROW = Question.make("", (("system", "Be brief."), ("user", "1 + 1 {x}?")), "2")
 
 @pytest.fixture
 def write_template(run_script, tmp_path):
-    def write(question: str):
-        (tmp_path / "system.txt").write_text(f"{SYSTEM}\n", encoding="utf-8")
-        (tmp_path / "question.txt").write_text(f"{question}\n", encoding="utf-8")
+    def write(question: str, encoding: str = "utf-8"):
+        (tmp_path / "system.txt").write_text(f"{SYSTEM}\n", encoding=encoding)
+        (tmp_path / "question.txt").write_text(f"{question}\n", encoding=encoding)
         words = ["--system", tmp_path / "system.txt", "--question", tmp_path / "question.txt"]
         return run_script("chat_template.py", *words, "--out", tmp_path / "paper.jinja")
 
@@ -44,6 +44,14 @@ def test_a_text_without_one_place_for_the_question_is_refused(write_template, tm
     done = write_template(question)
     assert (done.returncode, r"question.txt: a text with {question} once is needed" in done.stderr) == (2, True)
     assert not (tmp_path / "paper.jinja").exists()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text_and_other_bytes_are_refused_with_their_file(write_template, tmp_path):
+    assert write_template(QUESTION, "utf-8-sig").returncode == 0
+    assert "\ufeff" not in (tmp_path / "paper.jinja").read_text(encoding="utf-8")
+    (tmp_path / "paper.jinja").unlink()
+    done = write_template(QUESTION, "latin-1")
+    assert (done.returncode, "system.txt, line 1: not UTF-8" in done.stderr) == (2, True)
 
 
 def test_a_file_whose_template_leaves_the_question_out_is_refused(tmp_path):

@@ -44,6 +44,7 @@ SUITES_REFUSED = [  # what the suite's file binds, and what is said
         "mine.gin, line 4 binds train.seed, which the study's seeds replace",
     ),
     ("include 'INNER'\nSuite.variants = {'a': ()}", "inner.gin, line 2 binds train.seed, which the study's seeds"),
+    ("include 'inner.gin'\nSuite.variants = {'a': ()}", "inner.gin, line 2 binds train.seed, which the study's seeds"),
     ("Suite.variants = {'a': ('INNER',)}", "inner.gin, line 2 binds train.seed, which the study's seeds replace"),
     ("Suite.variants = {'a': ('train.seed = 5',)}", "variant a: --set 'train.seed = 5': --seed, or a study's"),
     ("Suite.variants = {'a': ('bse.gin',)}", "variant a: there is no gin file 'bse.gin'"),

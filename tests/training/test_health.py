@@ -21,7 +21,7 @@ WELL = {
 }
 ILL = {
     "reward/groups_with_signal": (0.0, "no group had both right and wrong rollouts"),
-    "rollout/truncated_share": (0.75, "75% of the rollouts were cut off: raise Sampling.max_response_tokens"),
+    "rollout/truncated_share": (0.75, "75% of the rollouts were cut off: raise MAX_RESPONSE_TOKENS, which"),
     "reward/no_answer_share": (0.75, "75% of the rollouts had no answer"),
     "reward/timeout_share": (0.05, "5.0% of the rollouts took too long to grade"),
     "reward/error_share": (0.05, "the grading of 5.0% of the rollouts failed"),

@@ -180,7 +180,7 @@ def test_a_buffer_with_failures_is_taken_only_where_failures_are_stored(rule, mo
     with pytest.raises(ValueError, match="its run stored failures too"):
         go(warm_model, tmp_path / "copied", "train.steps = 1", f"Work.experience = {str(alone)!r}")
     state.write_text(renamed.replace("ReplayMixer.stores", "ReplayMixer.store_rule"))
-    with pytest.raises(ValueError, match=r"longer than Sampling\.max_response_tokens = 9; raise that"):
+    with pytest.raises(ValueError, match=r"longer than Sampling\.max_response_tokens = 9; raise MAX_RES"):
         go(warm_model, tmp_path / "short", "train.steps = 1", "MAX_RESPONSE_TOKENS = 9", *all_of_them, borrowed)
     go(warm_model, tmp_path / "third", "train.steps = 1", "train.seed = 1", *all_of_them, borrowed)
     assert rows(tmp_path / "third")[1]["replay/actual_share"] > 0
