@@ -2,7 +2,7 @@
 
 Estimated by the model's sizes, the flags and the operations of a step; what is assumed is a constant here. Left out of
 memory (a GB is 10^9 bytes) are weights that ZeRO-3 gathers for a layer, and what processes hold beside the models; of
-times validation, and that a step waits for its longest response.
+times validation, further rounds of dynamic sampling, and that a step waits for its longest response.
 """
 
 from __future__ import annotations
