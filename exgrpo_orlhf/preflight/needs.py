@@ -44,7 +44,8 @@ def needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, in
         lines = [*_layout(experiment, config, count[0], beside)]
     yield from lines
     if (rounds := experiment.dynamic_sampling.max_rounds) and lines[-1].startswith("time"):
-        yield f"            NOT COUNTED: DynamicSampling.max_rounds = {rounds} further rounds, each at most a batch's generation"
+        more = f"{rounds} further rounds, each at most a batch's generation"
+        yield f"            NOT COUNTED: DynamicSampling.max_rounds = {more}"
     free = shutil.disk_usage(next(folder for folder in run.absolute().parents if folder.is_dir())).free
     yield f"disk        estimated: {disk_text(experiment, checkpoint + buffer, free)}"
 

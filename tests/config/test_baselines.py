@@ -31,7 +31,7 @@ def test_the_table_has_every_baseline():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *((name, r"Work\.experience must be bound") for name in ("luffy", "rlep", "prefix_rl")),
+        *((name, r"but Work\.experience, which is None: bind it") for name in ("luffy", "rlep", "prefix_rl")),
         *((name, r"SupervisedModel\.model, .*\.examples must be bound") for name in ("sft", "sft_rl")),
     ],
 )

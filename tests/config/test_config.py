@@ -147,6 +147,28 @@ def test_among_named_files_the_later_wins_and_set_wins_over_all(tmp_path):
     assert both.selector.prefer == "highest"
 
 
+def test_a_file_that_leaves_to_the_user_what_the_users_own_has_bound_is_named_and_the_other_order_is_right(tmp_path):
+    mine = tmp_path / "mine.gin"
+    mine.write_text("PretrainedModel.path = 'model'\nQuestionFile.path = 'tasks.jsonl'\n")
+    said = (
+        "QuestionFile.path must be bound: add it to a gin file, or give it with --set (gin/recipes/code.gin, line 5, "
+        f"takes back 'tasks.jsonl' of {mine}, line 2: name that file after this one)"
+    )
+    with pytest.raises(config.ConfigError, match=f"^{re.escape(said)}$"):
+        config.load([mine, "recipes/code.gin"])
+    assert config.load(["recipes/code.gin", mine]).questions.path == "tasks.jsonl"
+    with pytest.raises(config.ConfigError, match=r"or give it with --set$"):
+        config.load(["recipes/code.gin"])
+
+
+@pytest.mark.parametrize("name", ["luffy", "rlep", "prefix_rl"])
+def test_what_a_baseline_begins_with_may_be_bound_in_a_file_before_it(name, tmp_path):
+    mine = tmp_path / "mine.gin"
+    experience = "experts.jsonl" if name == "luffy" else "run/checkpoint-200"
+    mine.write_text(f"Work.experience = {experience!r}\n")
+    assert config.load([mine, f"baselines/{name}.gin"]).experience == experience
+
+
 LATE, ON_POLICY, NO_ENTROPY = "recipes/late_injection.gin", "baselines/on_policy.gin", "ablation_no_entropy.gin"
 NOT_ASKED = "TrajectorySelector.by = 'random' has no effect (gin/ablation_no_entropy.gin, line 4)"
 NEVER_COLLECTS = "with ReplayMixer.rho = 0 and ReplayMixer.injection = @Beside() a run never asks RetirementPolicy"
