@@ -95,6 +95,7 @@ def test_an_ablation_is_one_include_one_hypothesis_and_at_most_three_bindings(na
     assert lines[0].startswith("# Hypothesis: ")
     assert lines[1] in ("include 'base.gin'", "include 'recipes/prefixes.gin'")
     assert 1 <= len(lines[2:]) <= 3
+    assert not any("max_bytes" in line for line in lines), "an ablation is for runs of any size"
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
