@@ -135,7 +135,8 @@ def _load(
     except (ValueError, TypeError, FileNotFoundError) as error:
         message = str(error).split("\n  In call to configurable")[0].strip()  # which gin adds
         named_there = {} if isinstance(error, ConfigError) else made_at
-        places = [
+        places = gin_files.taken_back(named, message, _NAMES)
+        places += [
             f"{name} is {place_of(name, made_at)}"
             for name in named_there
             if re.search(rf"(?<!\w){re.escape(name.rpartition('/')[2])}(?!\w)", message)
@@ -342,8 +343,7 @@ def _check_name(selector: str, parameter: str, where: str) -> None:
     other_tools.refuse(setting, where)
     near = [name for name in settings if name.endswith(f".{parameter}")]
     near = near or difflib.get_close_matches(setting, settings, n=3, cutoff=0.5)
-    if selector in _GIN and not near:
-        near = [name for name in settings if name.startswith(f"{selector}.")]
+    near = near or [name for name in settings if selector in _GIN and name.startswith(f"{selector}.")]
     raise ConfigError(f"{where}: there is no setting {setting}; nearest: {', '.join(near or sorted(_GIN))}")
 
 

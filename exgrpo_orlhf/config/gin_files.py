@@ -144,6 +144,25 @@ def warn_of_order(files: Sequence[Path], tasks: Sequence[Path], classes: tuple[s
                 values[name] = path, statement.value
 
 
+def taken_back(files: Sequence[Path], message: str, classes: tuple[str, ...]) -> list[str]:
+    """Of the settings that must be bound by a message: where a named file leaves to the user (%gin.REQUIRED) what one
+    that is named before it binds. files: in that order"""
+    missing = message.partition(" must be bound")[0].split(", ")
+    places: dict[str, tuple[str, Any]] = {}
+    notes: dict[str, str] = {}
+    for path in files:
+        for statement in statements(read_text(path), name_of(path), classes):
+            if isinstance(statement, config_parser.BindingStatement) and statement.arg_name:
+                name = "/".join(filter(None, [statement.scope, statement.selector])) + f".{statement.arg_name}"
+                here = f"{name_of(path)}, line {statement.location.line_num}"
+                if repr(statement.value) != "%gin.REQUIRED":
+                    places[name] = here, statement.value
+                elif name in places and name in missing:
+                    there, value = places[name]
+                    notes[name] = f"{here}, takes back {value!r} of {there}: name that file after this one"
+    return [*notes.values()]
+
+
 @lru_cache(maxsize=64)  # each file is read for its includes and again for its bindings
 def statements(text: str, name: str, classes: tuple[str, ...]) -> Sequence[Any]:
     """name: of the file, or of the --set; classes: those that a reference can name. Raises ConfigError."""

@@ -17,26 +17,35 @@ from ..engines.openrlhf.worker_environment import ray_address
 from ..experiment import Experiment
 from ..io.progress import duration
 from ..io.provenance import host_bytes
+from ..replay import snapshot
 from ..replay.store_rule import AllFinished
 from ..sampling.vllm_here import SLEEPS_ABOVE
 from ..settings import LocalEngine
+from ..training import initial_buffer
 
 _RESERVE = 3 * estimates.GB  # of a GPU on the local engine: 1 GB of CUDA in its process, 2 GB of fragments (assumed)
+_TEXT = 3  # bytes of a file of experts that a token takes (assumed)
 
 
 def needs(experiment: Experiment, config: PretrainedConfig, count: tuple[int, int], run: Path) -> Iterator[str]:
     """The lines of the plan. count: the model's parameters, and those that are trained; run: the run's folder"""
-    buffer = buffer_bytes(experiment, 0.5, min(estimates.RESPONSE, experiment.sampling.max_response_tokens))
-    beside = f"a replay buffer of {size(buffer)} if half of the rollouts are right"
+    tokens, loaded = min(estimates.RESPONSE, experiment.sampling.max_response_tokens), loaded_bytes(experiment)
+    buffer = buffer_bytes(experiment, 0.5, tokens, loaded)
+    beside = f"a replay buffer of {size(buffer)}"
+    beside += f", {size(loaded)} of it from Work.experience" if loaded else ""
+    beside += " if half of the rollouts are right" if _stores(experiment) else ""
     settings = experiment.openrlhf
     if settings is None or settings.cpu_bench:
         # The local engine's weights and Adam, float32.
         checkpoint = 4 * count[0] + (8 + 4 * len(experiment.copies)) * count[1]
-        yield from _local(experiment, config, count, beside)
-        yield from _local_time(experiment, count[0])
+        lines = [*_local(experiment, config, count, beside), *_local_time(experiment, count[0])]
     else:
         checkpoint = estimates.checkpoint_bytes(*count) + 2 * count[1] * len(experiment.copies)
-        yield from _layout(experiment, config, count[0], beside)
+        lines = [*_layout(experiment, config, count[0], beside)]
+    yield from lines
+    if (rounds := experiment.dynamic_sampling.max_rounds) and lines[-1].startswith("time"):
+        more = f"{rounds} further rounds, each at most a batch's generation"
+        yield f"            NOT COUNTED: DynamicSampling.max_rounds = {more}"
     free = shutil.disk_usage(next(folder for folder in run.absolute().parents if folder.is_dir())).free
     yield f"disk        estimated: {disk_text(experiment, checkpoint + buffer, free)}"
 
@@ -141,16 +150,31 @@ def _layout(experiment: Experiment, config: PretrainedConfig, parameters: int, b
     yield f"time        estimated: {duration(step)} a step, {total:.0f} h a run, {total * gpus:,.0f} GPU-hours"
 
 
-def buffer_bytes(experiment: Experiment, correct: float, tokens: float) -> float:
-    """Of the replay buffer at the end, at most. correct: share of the rollouts, unless all are stored; tokens: of a
-    response"""
-    settings, mixer = experiment.settings, experiment.mixer
-    if not (mixer.collects and mixer.replays):
+def loaded_bytes(experiment: Experiment) -> float:
+    """Of what `Work.experience` names; 0 if that cannot be read, of which the plan has a line of its own."""
+    if experiment.experience is None:
         return 0.0
-    share = 1.0 if isinstance(mixer.store_rule, AllFinished) or experiment.buffer.failed else correct
+    try:
+        path = initial_buffer.found(experiment)
+        return path.stat().st_size / _TEXT * 8 if path.is_file() else snapshot.n_bytes(path)
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _stores(experiment: Experiment) -> bool:
+    return experiment.mixer.collects and experiment.mixer.replays
+
+
+def buffer_bytes(experiment: Experiment, correct: float, tokens: float, loaded: float = 0.0) -> float:
+    """Of the replay buffer at the end, at most. correct: share of the rollouts, unless all are stored; tokens: of a
+    response; loaded: bytes that it begins with"""
+    settings = experiment.settings
+    if not _stores(experiment):
+        return loaded
+    share = 1.0 if isinstance(experiment.mixer.store_rule, AllFinished) or experiment.buffer.failed else correct
     stored = settings.steps * settings.questions_per_step * settings.group_size * share
     pools = 2 if experiment.buffer.failed else 1  # each with ReplayBuffer.max_bytes, which counts so
-    return min(stored * (64 + 8 * tokens), pools * (experiment.buffer.max_bytes or math.inf))
+    return min(loaded + stored * (64 + 8 * tokens), pools * (experiment.buffer.max_bytes or math.inf))
 
 
 def disk_text(experiment: Experiment, checkpoint: float, free: int) -> str:

@@ -48,8 +48,8 @@ class ReplayBuffer:
         those of its batch (`spread_levels`; paper, section 5.3: rewards between 0 and 1). With the latter a question is
         a candidate unless its latest rewards were all equal, and a trajectory whose reward is not above the mean of its
         question's latest group goes: its advantage would not be positive. Retirement still follows the accuracy
-    counts_stored: whether the stored success of a replayed group counts in its question's accuracy, (k+1)/(n+1) of n
-        fresh rollouts (Algorithm 1, line 24): it is then never below 1/K. False: fresh rollouts only, k/n
+    counts_stored: whether the stored success beside n fresh rollouts of a replayed group counts in its question's
+        accuracy, (k+1)/(n+1) (Algorithm 1, line 24): it is then never below 1/K. False: fresh rollouts only, k/n
     """
 
     def __init__(

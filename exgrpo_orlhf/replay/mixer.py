@@ -134,6 +134,11 @@ class ReplayMixer:
             f"ReplayBuffer.counts_stored counts a stored success that ReplayMixer.injection = {injection} leaves out",
         )
         require(
+            not (injection.plans and injection.replaces and buffer.counts_stored),
+            f"ReplayBuffer.counts_stored counts a stored success beside its group's fresh rollouts, and ReplayMixer."
+            f"injection = {injection} puts it in the place of one, which counts already; it must be False",
+        )
+        require(
             not buffer.by_spread or (self.rollouts_per_replayed > 1 and always),
             "ReplayBuffer.difficulty = 'reward_spread' needs ReplayMixer.injection = @InPlace(), or @Beside() with 2 "
             f"rollouts and more; got {injection}",

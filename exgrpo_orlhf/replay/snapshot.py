@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from ..io.files import Files, checksum, record, sha256, write
 from ..records import Trajectory
-from .buffer import ReplayBuffer
+from .buffer import TRAJECTORY_BYTES, ReplayBuffer
 from .difficulty import RetirementPolicy
 from .stored import BufferEntry, QuestionRecord
 
@@ -70,6 +70,9 @@ _OPTIONAL = _PARTS, _CORRECT, _ADVANTAGE  # columns, where they are needed
 _MORE = [columns for n in range(4) for columns in itertools.combinations(_OPTIONAL, n)]
 
 
+_BYTES = {"token_ids": 4, "behaviour_logprobs": 4, "actions": 1}  # of a value, in memory
+
+
 class SnapshotError(ValueError):
     """A snapshot that is missing, torn, or not one of ours."""
 
@@ -102,6 +105,18 @@ def save(buffer: ReplayBuffer, folder: Path, fingerprint: str) -> Files:
     write(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
     of_failed = save(buffer.failed, folder / FAILED, fingerprint) if buffer.failed is not None else {}
     return {**entries, **{f"{FAILED}/{name}": entry for name, entry in of_failed.items()}}
+
+
+def n_bytes(folder: Path) -> int:
+    """`ReplayBuffer.n_bytes` of a snapshot that is loaded whole, its failures included, by the tables' metadata alone.
+    Raises OSError, ValueError for a table that cannot be read."""
+    tables = pq.read_metadata(folder / _TABLES[1])
+    total: int = tables.num_rows * TRAJECTORY_BYTES
+    for row_group, column in itertools.product(range(tables.num_row_groups), range(tables.num_columns)):
+        values = tables.row_group(row_group).column(column)
+        size = _BYTES.get(values.path_in_schema.partition(".")[0], 0)
+        total += size * (values.num_values - (values.statistics.null_count if values.statistics else 0))
+    return total + (n_bytes(folder / FAILED) if (folder / FAILED).is_dir() else 0)
 
 
 def load(folder: Path, buffer: ReplayBuffer, fingerprint: str) -> ReplayBuffer:

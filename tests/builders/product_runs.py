@@ -223,12 +223,13 @@ def runs(chain: Path, text: Path, folder: Path, url: str) -> dict[str, list[str]
             "Optimizer.schedule = 'cosine'", "Optimizer.decay_steps = 9", "TrajectorySelector.by = 'length'",
             "TrajectorySelector.prefer = 'highest'", "QuestionSampler.partition = 'level'",
             "FreshSampler.by = 'accuracy'", "RetirementPolicy.leaves_fresh = True",
+            "ReplayBuffer.counts_stored = True",
         ),
         "weights": chains(
             "MixedPolicyLoss.shaping = False", "MixedPolicyLoss.importance_weights = False",
             "GroupAdvantages.baseline = 'leave_one_out'", "TrajectorySelector.by = 'recency'",
             "QuestionSampler.method = 'uniform'", "ReplayMixer.injection = @InPlace()",
-            "ReplayBuffer.replays_unsolved = True", "ReplayBuffer.counts_stored = True",
+            "ReplayBuffer.replays_unsolved = True",
             "LocalEngine.dtype = 'bfloat16'", "LocalEngine.gradient_checkpointing = True",
         ),
         "spread": chains(

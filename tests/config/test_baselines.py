@@ -31,13 +31,42 @@ def test_the_table_has_every_baseline():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        *((name, r"Work\.experience must be bound") for name in ("luffy", "rlep", "prefix_rl")),
+        *((name, r"but Work\.experience, which is None: bind it") for name in ("luffy", "rlep", "prefix_rl")),
         *((name, r"SupervisedModel\.model, .*\.examples must be bound") for name in ("sft", "sft_rl")),
     ],
 )
 def test_what_must_be_bound_is_said(name, message):
     with pytest.raises(config.ConfigError, match=message):
         config.load([f"baselines/{name}.gin"])
+
+
+PAPER_RUN = "paper/qwen2_5_math_7b.gin"
+WITH_ITS_BONUS = {"on_policy", "sft", "sft_rl"}  # ExGRPO's own baselines: its objective, or training before it
+SUPERVISED = ("SupervisedModel.model = @PretrainedModel()", "SupervisedModel.examples = @ModularChains()")
+
+
+@pytest.mark.parametrize("file", [*(f"baselines/{name}.gin" for name in NAMES), "recipes/su01.gin"])
+def test_behind_a_file_of_the_papers_a_baseline_has_its_own_loss(file):
+    """ExGRPO's experiments had an entropy bonus and a rule for the clip, which a method from another paper has not. The
+    rule has no effect where no batch has a stored row, or nothing is clipped."""
+    name = Path(file).stem
+    bound = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'"]
+    bound += ["Work.experience = 'experts.jsonl'"] if name == "luffy" else []
+    bound += ["Work.experience = 'checkpoint-5'"] if name in ("rlep", "prefix_rl") else []
+    bound += SUPERVISED if name.startswith("sft") else []
+    alone, behind = (config.load(files, bound) for files in ([file], [PAPER_RUN, file]))
+    differs = {key for key, value in vars(alone.loss).items() if getattr(behind.loss, key) != value}
+    mixed = alone.mixer.replays and alone.mixer.injection.prefix is None
+    allowed = set() if mixed and alone.loss.clip(mixed=True) else {"clips_mixed"}
+    assert differs <= allowed | ({"entropy_coef"} if name in WITH_ITS_BONUS else set())
+    assert (behind.loss.entropy_coef > 0) == (name in WITH_ITS_BONUS | {"luffy", "remix"})
+
+
+@pytest.mark.parametrize("file", ["ablations/in_place.gin", "recipes/su01.gin", "recipes/su01_one_step.gin"])
+def test_behind_a_file_of_the_papers_a_success_in_the_place_of_a_rollout_counts_in_no_accuracy(file):
+    experiment = config.load([PAPER_RUN, file])
+    assert experiment.mixer.injection.replaces
+    assert not experiment.buffer.counts_stored
 
 
 def go(model: Path, run: Path, name: str, *more: str) -> list[dict]:

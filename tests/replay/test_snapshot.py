@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from replay_builders import group, view
 
 from exgrpo_orlhf.records import Trajectory
 from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy
-from exgrpo_orlhf.replay.snapshot import SnapshotError, load, load_for_new_run, save
+from exgrpo_orlhf.replay.snapshot import SnapshotError, load, load_for_new_run, n_bytes, save
 
 FILES = ("manifest.json", "questions.parquet", "trajectories.parquet")
 ACCURACY_COLUMNS = ["accuracy_numerator", "accuracy_denominator"]
@@ -88,6 +89,23 @@ def test_a_buffer_comes_back_bit_identical(seed, replays_unsolved, tmp_path):
     loaded = load(tmp_path / "replay", ReplayBuffer(RetirementPolicy(), replays_unsolved=replays_unsolved), "f")
     assert view(loaded) == view(buffer)
     assert Fraction(0) not in opened(tmp_path / "replay", "f").candidates, "where they are not asked for"
+
+
+@pytest.mark.parametrize("failures", [False, True])
+def test_the_bytes_of_a_snapshot_are_those_of_its_buffer_before_it_is_loaded(failures, tmp_path):
+    buffer = varied()
+    actions = np.arange(8) % 3 == 2  # of an episode, 6 of whose tokens are its environment's
+    episode = Trajectory(np.arange(8, dtype=np.int32), np.zeros(2, np.float32), 1.0, 0, actions=actions)
+    buffer.record("episode", Fraction(1, 2), 0)
+    buffer.store([("episode", episode)])
+    held = buffer.n_bytes
+    if failures:
+        buffer.keep_failures(4)
+        buffer.failed.record("episode", Fraction(1, 2), 0)
+        buffer.failed.store([("episode", replace(episode, correct=False))])
+        held += buffer.failed.n_bytes
+    save(buffer, tmp_path / "replay", "f")
+    assert n_bytes(tmp_path / "replay") == held
 
 
 @pytest.mark.parametrize("kind", ["none", "unsolved", "never stored", "retired"])

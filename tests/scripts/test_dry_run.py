@@ -9,8 +9,10 @@ import shlex
 import shutil
 import sys
 from copy import deepcopy
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -19,6 +21,8 @@ from run_builders import byte_tokenizer, set_words, small_bindings, train_small
 
 from exgrpo_orlhf.config import load
 from exgrpo_orlhf.preflight.needs import needs
+from exgrpo_orlhf.records import Trajectory
+from exgrpo_orlhf.replay import ReplayBuffer, RetirementPolicy, snapshot
 from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
 ON_8_GPUS = ["recipes/paper.gin", "engines/openrlhf_8gpu.gin"]
@@ -155,6 +159,53 @@ def test_vllm_beside_the_local_engine_is_in_its_sum(parameters, bindings, short,
     assert short is None or re.search(short, said[0]), said
     by_vllm = experiment.local.sampler == "vllm"
     assert any("of it vLLM takes" in line for line in lines) == by_vllm
+
+
+def planned_of(files: list[str], bindings: list[str], folder: Path) -> dict[str, str]:
+    """The lines of `needs`, by their first word."""
+    named = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'", "train.steps = 700"]
+    lines = [*needs(load(files, [*named, *bindings]), MODELS["7B"], (7_615_616_512,) * 2, folder / "run")]
+    return {line[:12].strip() or "below": line[12:] for line in lines}
+
+
+@pytest.mark.parametrize("layout", ["openrlhf_8gpu", "local_gpu"])
+def test_further_rounds_are_said_to_be_in_no_time(layout, tmp_path):
+    files = ["recipes/paper.gin", f"engines/{layout}.gin"]
+    without, rounds = (planned_of([*files, *more], [], tmp_path) for more in ([], ["baselines/dapo.gin"]))
+    assert "NOT COUNTED" not in without.get("below", "")
+    assert (
+        rounds["below"]
+        == "NOT COUNTED: DynamicSampling.max_rounds = 8 further rounds, each at most a batch's generation"
+    )
+    assert "NOT COUNTED" not in planned_of(["toy.gin", "baselines/dapo.gin"], [], tmp_path).get("below", ""), "no time"
+
+
+def test_what_a_run_begins_with_is_in_its_buffer(tmp_path):
+    """A buffer by its own bytes, 8 for a token and 64 for a trajectory; a file of experts by three bytes a token."""
+    ids, logprobs = np.arange(1000, dtype=np.int32), np.zeros(1000, np.float32)
+    buffer = ReplayBuffer(RetirementPolicy())
+    buffer.record("q", Fraction(1, 2), 0)
+    buffer.store([("q", Trajectory(np.roll(ids, i), logprobs, 1.0, 0)) for i in range(300)])
+    snapshot.save(buffer, tmp_path / "replay", "f")
+    (tmp_path / "experts.jsonl").write_text("x" * 3_000_000)
+    layout = ["recipes/paper.gin", "engines/openrlhf_8gpu.gin"]
+
+    def said(path: str, *files: str) -> str:
+        planned = planned_of([*layout, *files], [f"Work.experience = {path!r}"], tmp_path)
+        return planned["host memory"].partition("and ")[2]
+
+    pool = f"a replay buffer of {300 * 8064 / 1e6:.1f} MB, {300 * 8064 / 1e6:.1f} MB of it from Work.experience"
+    assert said(str(tmp_path / "replay"), "baselines/rlep.gin") == pool
+    own = 700 * 1024 * 0.5 * 16064 / 1e9
+    both = (
+        f"a replay buffer of {own + 0.0024:.1f} GB, 2.4 MB of it from Work.experience if half of the rollouts are right"
+    )
+    assert said(str(tmp_path / "replay")) == both
+    experts = "a replay buffer of 8.0 MB, 8.0 MB of it from Work.experience"
+    assert said(str(tmp_path / "experts.jsonl"), "baselines/luffy.gin") == experts
+    assert said("nowhere") == f"a replay buffer of {own:.1f} GB if half of the rollouts are right", (
+        "as another line says"
+    )
 
 
 @pytest.mark.slow

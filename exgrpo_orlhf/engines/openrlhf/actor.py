@@ -80,7 +80,7 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
             self.actor.model.set_gradient_accumulation_boundary(bool(self.replay_buffer.dynamic_optimizer_step[step]))
         # kl_ctl = 0: OpenRLHF measures its own KL term but does not add it. Ours is in the loss, with its normaliser.
         status = super().training_step(experience, 0.0, step, loss_batch_info)
-        if self.actor_loss_fn.single_step:
+        if self.actor_loss_fn.single_step or self.actor_loss_fn.ahead:
             self._record(experience)
         # OpenRLHF divides its metrics by the tokens of a micro-batch. There are none where it holds only an ungradable
         # row, or rows that fill up a group.
@@ -93,12 +93,12 @@ class MixedActorTrainer(ActorPPOTrainer):  # type: ignore[misc]
             super().broadcast_to_vllm()
 
     def _record(self, experience: Any) -> None:
-        """Keeps the log-probs and the mean entropy of each row that has a token in the loss, from the forward pass of
-        the update. Rows that could not be graded and those that fill up a group have none."""
+        """Keeps the log-probs and the mean entropy of each row that has a token in the loss, from its first forward
+        pass of the update. Rows that could not be graded and those that fill up a group have none."""
         in_loss = experience.action_mask.bool().cpu()  # (R, A)
         log_probs, entropies = (values.float().cpu() for values in self.actor.latest)
         for label, tokens, *values in zip(experience.labels, in_loss, log_probs, entropies, strict=True):
-            if tokens.any():
+            if tokens.any() and int(label) not in self.recorded:
                 row_log_probs, row_entropies = (row[tokens] for row in values)
                 self.recorded[int(label)] = Measured(row_log_probs.numpy(), float(row_entropies.mean()))
 
@@ -309,8 +309,8 @@ class MixedPolicyActor(PolicyModelActor.__ray_metadata__.modified_class):  # typ
         }
 
     def recorded(self) -> dict[int, Measured]:
-        """What the latest `fit` recorded, by a row's position in the batch, for the rows of this rank. Only a single
-        pass with a single optimiser step is recorded; otherwise the result is empty."""
+        """What the latest `fit` recorded, by a row's position in the batch, for the rows of this rank. Empty where
+        the batch is measured before the update: with several optimiser steps or passes, unless generated ahead."""
         return dict(self.trainer.recorded)
 
     def save_state(self, folder: str, step: int) -> Files:

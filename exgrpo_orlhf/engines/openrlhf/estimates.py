@@ -2,7 +2,7 @@
 
 Estimated by the model's sizes, the flags and the operations of a step; what is assumed is a constant here. Left out of
 memory (a GB is 10^9 bytes) are weights that ZeRO-3 gathers for a layer, and what processes hold beside the models; of
-times validation, and that a step waits for its longest response.
+times validation, further rounds of dynamic sampling, and that a step waits for its longest response.
 """
 
 from __future__ import annotations
@@ -208,8 +208,10 @@ def step_of(experiment: Experiment, parameters: int, card: Card) -> tuple[float,
     forward = 2 * parameters * tokens / (card.flops * share)
     passes = optimizer.passes_per_batch * (3 if experiment.lora.rank is None else 2) + (experiment.loss.kl_coef > 0)
     passes += "preceding" in experiment.copies
-    if optimizer.steps_per_batch * optimizer.passes_per_batch > 1 and not settings.generate_ahead:
-        passes += 1  # log-probs before the update
+    several = optimizer.steps_per_batch * optimizer.passes_per_batch > 1
+    around_policy = several and experiment.loss.clip_around == "policy"
+    # Log-probs before the update; of a batch that is generated ahead vLLM's, but on the local engine.
+    passes += around_policy or (experiment.local is not None if settings.generate_ahead else several)
     fresh = rows - replayed * (k - mixer.rollouts_per_replayed)
     speed = card.tokens * RATED / parameters
     if experiment.local is not None and not experiment.local.samples_by_vllm("cuda"):

@@ -40,8 +40,9 @@ def as_experience(
 
     Args:
         rows: prompt and response of each row of the flattened batch
-        measured: log-probs of each row, float32 (A,), by the policy that sampled the fresh ones; None for a fresh row
-            whose log-probs come from the training pass. A replayed row gets its stored ones, bit-identical.
+        measured: log-probs of each row, float32 (A,), by the policy that sampled the fresh ones; None for a row that
+            came with its own, and for a fresh row whose log-probs come from the training pass. A replayed row gets its
+            stored ones, bit-identical.
         references: log-probs of each row, by a field of `Experience`: `base_action_log_probs`, under the reference of a
             KL term, where that is no model of its own; under names of what a critic would need, `values`, under
             π_{k−1}, and `returns`, under π_k

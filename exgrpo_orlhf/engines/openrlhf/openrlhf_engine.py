@@ -108,20 +108,23 @@ class OpenRLHFEngine(Engine):
         """OpenRLHF's train_step. π_old of fresh rows is the policy at the beginning of the batch; of those that were
         generated ahead, the one that sampled them.
 
-        With several optimiser steps all rows are measured before them. With a single step their log-probs come from its
-        own forward pass; only rows that could not be graded, which that pass leaves out, are measured before it.
+        With several optimiser steps all rows are measured before them. With a single step, or where the rows brought
+        π_old along, their log-probs come from their first forward pass of the update; only rows that could not be
+        graded, which that pass leaves out, are measured before it.
         """
         self.step += 1
         flat, rows = batch.flat_rows(), self.forward_rows(batch)
         steps = self.experiment.optimizer.steps_per_batch
         passes = 1 if batch.reincarnated else self.experiment.optimizer.passes_per_batch
+        around_policy = steps * passes > 1 and loss.clip_around == "policy"
+        measures = around_policy or (steps * passes > 1 and not self.experiment.settings.generate_ahead)
         clock = Clock()
-        before = [i for i, row in enumerate(flat) if steps * passes > 1 or not row.in_loss]
+        before = [i for i, row in enumerate(flat) if measures or not row.in_loss]
         measured = dict(zip(before, self.measure([rows[i] for i in before]), strict=True))
         clock.lap("measure")
         references = self._references(batch, rows)
         clock.lap("reference")
-        if steps * passes > 1 and loss.clip_around == "policy":
+        if around_policy:
             references["returns"] = [measured[i].logprobs for i in range(len(rows))]
         logprobs = [measured[i].logprobs if i in measured else None for i in range(len(rows))]
         experience = as_experience(batch, rows, logprobs, references)
@@ -131,7 +134,7 @@ class OpenRLHFEngine(Engine):
         order = deal([int(e.total_length) for e in experience], places, steps, self.ranks)
         status, _ = self._train_step([experience[i] for i in order], self.step)
         for recorded in self.on_ranks("recorded"):
-            measured |= recorded
+            measured = recorded | measured
         policy = [measured[i].logprobs for i in range(len(rows))]
         behaviour = [behaviour_logprobs(row, now) for row, now in zip(flat, policy, strict=True)]
         metrics = {name: float(status[name]) for name in status if name.startswith(_METRICS)}

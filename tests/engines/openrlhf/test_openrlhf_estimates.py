@@ -24,9 +24,11 @@ def load(layout: str, *bindings: str, recipe: str = "toy.gin", **flags):
     return config.load([recipe, f"engines/openrlhf_{layout}.gin"], more)
 
 
+NAMED = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'"]
+
+
 def papers(layout: str, *bindings: str):
-    named = ["PretrainedModel.path = 'model'", "QuestionFile.path = 'questions.parquet'", "train.steps = 700"]
-    return load(layout, *named, *bindings, recipe="recipes/paper.gin")
+    return load(layout, *NAMED, "train.steps = 700", *bindings, recipe="recipes/paper.gin")
 
 
 def sums(experiment, model, total=80e9):
@@ -70,6 +72,41 @@ def test_the_hours_are_those_that_were_made_by_hand(gpu, total, days):
     assert gpus == 8
     assert seconds * 700 / 3600 == pytest.approx(days, abs=0.5)
     assert seconds * 700 * 8 / 3600 == pytest.approx(total, abs=5)
+
+
+TWO_STEPS, AHEAD = "Optimizer.steps_per_batch = 2", "train.generate_ahead = True"
+AROUND = [
+    "MixedPolicyLoss.shaping = False",
+    "MixedPolicyLoss.clips_replayed = True",
+    "MixedPolicyLoss.clip_around = 'policy'",
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "bindings", "forward"),
+    [
+        ("openrlhf_8gpu", [], 0),
+        ("openrlhf_8gpu", [TWO_STEPS], 1),
+        ("openrlhf_8gpu", ["Optimizer.passes_per_batch = 2"], 4),  # and 3 of the second pass
+        ("openrlhf_8gpu_ahead", [], 0),
+        ("openrlhf_8gpu_ahead", [TWO_STEPS], 0),  # vLLM's
+        ("openrlhf_8gpu_ahead", [TWO_STEPS, *AROUND], 1),
+        ("local_gpu", [], 0),
+        ("local_gpu", [TWO_STEPS], 1),
+        ("local_gpu", [AHEAD], 1),
+        ("local_gpu", [AHEAD, TWO_STEPS], 1),
+    ],
+)
+def test_the_passes_that_measure_log_probs_before_an_update_are_in_the_hours(engine, bindings, forward):
+    """By the operations of one forward pass of all rows, where training takes longer than generation."""
+    experiment = config.load(["base.gin", f"engines/{engine}.gin"], [*NAMED, "OpenRLHF.gpu = 'A100'", *bindings])
+    card = estimates.Card(80e9, 312e12, 1e9)  # generates in no time
+    seconds, gpus = estimates.step_of(experiment, 10**9, card)
+    ranks = gpus // 2 if experiment.settings.generate_ahead and gpus > 1 else gpus
+    share = estimates.TRAIN_SHARE if experiment.local is None else estimates.LOCAL_TRAIN_SHARE
+    per_pass = 1024 * 2 * 10**9 * (estimates.RESPONSE + estimates.PROMPT) / (card.flops * share) / ranks
+    scored = 64 * estimates.CANDIDATES / 1024
+    assert seconds / (1 + estimates.OTHER) / per_pass == pytest.approx(3 + scored + forward, abs=0.05)
 
 
 @pytest.mark.parametrize(

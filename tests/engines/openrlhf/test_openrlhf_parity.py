@@ -173,11 +173,19 @@ def test_an_update_returns_log_probs_and_entropy_of_every_row_under_the_policy_b
 
 @pytest.mark.parametrize("bindings", [[], ["Optimizer.steps_per_batch = 2"], ["Optimizer.passes_per_batch = 2"]])
 def test_an_update_weighs_rows_that_were_generated_ahead_by_the_log_probs_that_they_came_with(warm_model, bindings):
+    """So it measures only those that could not be graded, also with several optimiser steps: what it returns of the
+    others is of their first pass. For the rows of the first step that is the policy before the update."""
     engine, batch = without_ray(warm_model, "train.generate_ahead = True", *bindings)
     batch = generated_ahead(make_engine(warm_model), batch)
-    flat = batch.flat_rows()
+    flat, rows = batch.flat_rows(), rows_of(engine.actor, batch)
+    before = [engine.actor.measure([row]) for row in rows]
     stats = engine.update(batch, LOSS)
-    assert len(engine.measured) == (len(flat) if bindings else 2)
+    assert len(engine.measured) == sum(not row.in_loss for row in flat) == 2
+    steps = 2 if "Optimizer.steps_per_batch = 2" in bindings else 1
+    group_of = [g for g, members in enumerate(batch.rows) for _ in members]
+    for i in (i for i, g in enumerate(group_of) if g % steps == 0):
+        np.testing.assert_allclose(stats.policy_logprobs[i], before[i][0].logprobs, atol=0.1)
+        assert stats.entropies[i] == pytest.approx(before[i][0].entropy, abs=0.02)
     for row, behaviour in zip(flat, stats.behaviour_logprobs, strict=True):
         assert behaviour.tobytes() == row.response.behaviour_logprobs.tobytes()
     assert stats.metrics["policy/clip_share"] > 0.01
