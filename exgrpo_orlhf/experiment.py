@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +12,6 @@ import numpy as np
 
 from .checks import require
 from .environments.environment import Environment
-from .io.files import sha256
 from .objective import GroupAdvantages, MixedPolicyLoss
 from .questions.fresh import FreshSampler
 from .questions.prompts import Prompts
@@ -22,6 +20,7 @@ from .replay import ReplayBuffer, ReplayMixer, TrajectorySelector
 from .replay.plan import DynamicSampling
 from .rewards import Verifier
 from .settings import Evaluation, LocalEngine, LoRA, OpenRLHF, Optimizer, Sampling, Tracking, TrainSettings
+from .workers.user_file import source_hash
 
 
 class QuestionSource(Protocol):
@@ -143,14 +142,12 @@ class Experiment:
         """Whether the reference of the KL term is a model of its own, neither a copy nor the model without adapter."""
         return self.loss.kl_coef > 0 and self.lora.rank is None and "base" not in self.copies
 
-    @cached_property
+    @property
     def own_code(self) -> dict[str, str]:
-        """The hashes of the files that play and grade, by their bindings, as they are at the first use: a process goes
-        on with what it has loaded. A changed file changes what a run learns."""
-        files = self.verifier.files
-        if self.environment.path is not None:
-            files = {"Environment.path": Path(self.environment.file()), **files}
-        return {binding: sha256(file) for binding, file in files.items()}
+        """The hashes of the files that play and grade, by their bindings, as they were at their first use, with which a
+        run goes on. A changed file changes what a run learns."""
+        own = {} if self.environment.path is None else {"Environment.path": source_hash(self.environment.source)}
+        return {**own, **self.verifier.own_code}
 
 
 @dataclass(frozen=True)

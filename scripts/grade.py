@@ -47,7 +47,7 @@ class BadFile(ValueError):
 
 def main() -> int:
     arguments = _parser().parse_args()
-    from exgrpo_orlhf.io.files import locked, sha256
+    from exgrpo_orlhf.io.files import locked
     from exgrpo_orlhf.questions.prompts import Prompts
     from exgrpo_orlhf.rewards import Verifier
     from exgrpo_orlhf.workers.fork_server import close_workers
@@ -66,7 +66,7 @@ def main() -> int:
         own = {name: value for name, value in settings.items() if name != "thought_tags"}
         Prompts(thought_tags=tuple(settings.get("thought_tags", ())))  # raises ValueError
         verifier = Verifier(**own, workers=arguments.workers, max_failed_share=1.0)
-        settings[CODE] = {name: sha256(file) for name, file in verifier.files.items() if file.is_file()}
+        settings[CODE] = verifier.own_code
         check(arguments.rows, arguments.out, verifier)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -19,15 +19,18 @@ _LOCK = ".lock"  # in an unfinished folder: held by the process that fills it; b
 
 
 class CacheError(OSError):
-    """The cache cannot be written. The message names the folder and the free space."""
+    """The cache cannot be written or read. The message names the folder, and the free space or the file."""
 
 
 def has(folder: Path) -> bool:
-    """Whether a folder is there as it was made. A damaged one is removed with a warning: it is to be made again."""
+    """Whether a folder is there as it was made. A damaged one is removed with a warning: it is to be made again.
+    Raises CacheError, and removes nothing, where a file cannot be read."""
     if not folder.is_dir():
         return False
     try:
         manifest.verify(folder)
+    except manifest.UnreadableFile as error:
+        raise CacheError(f"{error}; try again, or remove {folder}, which is then made again") from error
     except manifest.ManifestError as error:
         log.warning("%s; it is made again", error)
         aside = tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-")

@@ -121,8 +121,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], keep: int) -> Path:
-    """Make checkpoint-<step>; then remove all but the `keep` newest and the best.
+def save(
+    run: Path, step: int, identity: str, write: Callable[[Path], Files], keep: int, best_step: int | None = None
+) -> Path:
+    """Make checkpoint-<step>; then remove all but the `keep` newest, that of `best_step` and the one that is marked as
+    the best, which some file systems cannot do.
 
     identity: the run's
     write: fills a folder, and returns the hashes of the files that it has hashed already
@@ -145,7 +148,7 @@ def save(run: Path, step: int, identity: str, write: Callable[[Path], Files], ke
             + ". Fix that (make room, if the disk is full) and start again with --resume"
         ) from error
     best = (run / BEST).resolve()
-    for old in [path for path in list(find(run).values())[:-keep] if path.resolve() != best]:
+    for old in [path for at, path in list(find(run).items())[:-keep] if at != best_step and path.resolve() != best]:
         # Renamed first: a removal that is cut short must not leave half a checkpoint under a checkpoint's name.
         try:
             remove(old.rename(old.with_name(f"{old.name}.partial")))
@@ -163,25 +166,20 @@ def to_resume(
     contents: bool,
     base: str | None,
 ) -> Path | None:
-    """The checkpoint to continue from, as `verified` finds it, which becomes the newest: those after it are renamed.
+    """The checkpoint to continue from, as `verified` finds it. Nothing is changed.
 
     base: the hash of the base model's files, where the run needs them again
-    Raises UnusableCheckpoint also for one of another base model. Nothing is changed then.
+    Raises UnusableCheckpoint also for one of another base model.
     """
-    if (checkpoint := verified(run, identity, defaults, name=name, contents=contents)) is None:
+    if (verdict := verified(run, identity, defaults, name=name, contents=contents)) is None:
         return None
-    newest, state = checkpoint
+    checkpoint, state = verdict
     if state.get("base") not in (None, base):
         raise UnusableCheckpoint(
-            f"{newest}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
-            f"the model that the run began with, or {_begin_anew(newest)}"
+            f"{checkpoint}: the base model has changed since (its files' hash is {base}, it was {state['base']}): bind "
+            f"the model that the run began with, or {_begin_anew(checkpoint)}"
         )
-    paths = list(find(run).values())
-    for path in paths[paths.index(newest) + 1 :]:
-        aside = path.with_name(f"{path.name}.set-aside")
-        remove(aside)
-        log.warning("%s is newer than %s: it is renamed to %s", path, name, path.rename(aside).name)
-    return newest
+    return checkpoint
 
 
 def verified(
@@ -237,40 +235,6 @@ def _is_complete(checkpoint: Path) -> bool:
     except manifest.ManifestError:
         return False
     return True
-
-
-def mark_best(run: Path, step: int) -> None:
-    """Let the link `best` point to checkpoint-<step>, at no moment to nothing. What is no link, such as the folder that
-    a copy makes of it, is kept as best.set-aside."""
-    fresh, best = run / f"{BEST}.new", run / BEST
-    try:
-        remove(fresh)
-        fresh.symlink_to(f"checkpoint-{step}")
-        if best.is_dir() and not best.is_symlink():
-            remove(aside := run / f"{BEST}.set-aside")
-            log.warning("%s is a folder and no link: it is renamed to %s", best, best.rename(aside).name)
-        os.replace(fresh, best)
-        sync(run)
-    except OSError as error:  # a file system without links, say: the checkpoint is safe, and its state names the best
-        log.warning("%s could not be made a link to checkpoint-%d: %s", best, step, error)
-
-
-def set_aside(run: Path, config_text: str) -> str | None:
-    """A run begins again in a folder without a checkpoint: what was logged there before is kept beside.
-
-    Returns the identity of the earlier log if the configuration is still the same: then the steps are the same too, and
-    go on in the same MLflow run, which may have been made before the first row was written.
-    """
-    for path in (run / name for name in (*LOGS, "evaluation")):  # each by itself: a kill may come between any two
-        if path.is_dir() or (path.exists() and path.stat().st_size):
-            kept = path.with_name(f"{path.stem}.before-restart{path.suffix}")
-            log.warning(
-                "%s has no checkpoint: the run begins again, its earlier %s is kept as %s", run, path.name, kept.name
-            )
-            remove(kept)
-            path.rename(kept)
-    same = (run / "config.gin").exists() and (run / "config.gin").read_text(encoding="utf-8") == config_text
-    return next(iter(identities(run)), None) if same else None
 
 
 def remove_partial(run: Path) -> None:

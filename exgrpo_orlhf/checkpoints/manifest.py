@@ -22,6 +22,10 @@ class ManifestError(RuntimeError):
     """A checkpoint that is not as it was saved. The message names the file and what is wrong with it."""
 
 
+class UnreadableFile(ManifestError):
+    """A file that could not be read, which says nothing of its content: the next attempt may read it."""
+
+
 class Manifest(NamedTuple):
     """step: of the checkpoint, None of a cached model; run: the run's identity (`metrics.id` in its folder), or the
     cached model's name"""
@@ -64,7 +68,9 @@ def read(folder: Path, renamed: bool = False) -> Manifest:
         manifest: Any = json.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         raise ManifestError(f"{path}: the file is missing") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UnreadableFile(f"{path}: the file cannot be read ({error})") from None
+    except ValueError as error:
         raise ManifestError(f"{path}: the file is damaged and cannot be read ({error})") from None
     if (
         not isinstance(manifest, dict)
@@ -148,8 +154,10 @@ def _wrong_size(path: Path, entry: Entry) -> str | None:
 def _wrong_content(path: Path, entry: Entry) -> str | None:
     try:
         digest = sha256(path)
+    except FileNotFoundError:
+        return f"{path}: the file is missing"
     except OSError as error:
-        return f"{path}: the file cannot be read ({error})"
+        raise UnreadableFile(f"{path}: the file cannot be read ({error})") from None
     if digest == entry.sha256:
         return None
     return f"{path}: the content is not what was saved (SHA-256 {digest[:12]}… instead of {entry.sha256[:12]}…)"

@@ -6,6 +6,7 @@ loads the reward from there, and a resumed run compares them.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import sys
@@ -26,6 +27,8 @@ from ..records import EXTRA_INFO, Question
 from ..tracking.client import own_tags
 from .build import load
 from .function_source import source_of
+
+_WRITTEN = ".written"  # in a run's folder: which of its files are from here
 
 
 def train(
@@ -48,7 +51,8 @@ def train(
     resume: whether a run in `out` is continued
 
     Raises ConfigError, ValueError for what cannot be written, RunFolderError also for other questions or another reward
-    than a resumed run began with, and as `training.run.train`. A folder in which a run is under way stays as it is.
+    than a resumed run began with and for files of the user's own in their places, and as `training.run.train`. A folder
+    in which a run is under way stays as it is. In another thread than the main one, as in a server, no signal ends it.
     """
     from ..training.run import train as train_experiment
 
@@ -80,8 +84,7 @@ def train(
     )
     with claim(run, resume):  # the files may be those of a run that is under way
         begun = resume and ((run / "metrics.jsonl").exists() or bool(find(run)))
-        for name, text in files.items():
-            _write(run / name, text, begun)
+        _write({run / name: text.encode() for name, text in files.items()}, run / _WRITTEN, begun)
     tags = {"seed": str(experiment.settings.seed), "git_commit": git_commit(), **own_tags(sys.argv[0])}
     uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     return train_experiment(experiment, run, resume=resume, tracking_uri=uri, tags=tags)
@@ -152,13 +155,31 @@ def _columns(rows: Sequence[Mapping[str, Any]], kept: Container[str], where: str
     return columns
 
 
-def _write(path: Path, text: str, begun: bool) -> None:
-    """Raises RunFolderError where a run that has begun has another text there."""
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return
-    if begun:
-        raise RunFolderError(
-            f"{path} is not what is given now, and the run began with it: resume with the same "
-            f"{'reward' if path.suffix == '.py' else path.stem}, or begin a run with another out"
-        )
-    write(path, text)
+def _write(files: Mapping[Path, bytes], record: Path, begun: bool) -> None:
+    """record: holds the hashes of what was written here, one a line
+
+    Raises RunFolderError, before anything is written, where a run that has begun has another content in one of these
+    files, or where the file is not from here: it may be the user's only copy.
+    """
+    own = record.read_text(encoding="ascii").split() if record.exists() else []
+    for path, content in files.items():
+        if not path.exists() or (there := path.read_bytes()) == content:
+            continue
+        what = "reward" if path.suffix == ".py" else path.stem
+        if begun:
+            raise RunFolderError(
+                f"{path} is not what is given now, and the run began with it: resume with the same {what}, or begin a "
+                "run with another out"
+            )
+        if _hash(there) not in own:
+            raise RunFolderError(
+                f"{path} is a file of yours, which the run's own copy of its {what} would replace: name another folder "
+                "by out, or move the file"
+            )
+    write(record, "".join(f"{line}\n" for line in sorted({*own, *map(_hash, files.values())})))
+    for path, content in files.items():
+        write(path, content)
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

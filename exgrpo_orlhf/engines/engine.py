@@ -282,6 +282,7 @@ class RunSpec:
 
     run: its folder; questions: of training and of validation, where they were loaded already
     load_buffer: loads `Work.experience`, as a check before Ray starts; None only where there is none
+    checkpoint: from which the run goes on; None for the newest, if there is one
     """
 
     experiment: Experiment
@@ -291,3 +292,4 @@ class RunSpec:
     loop: Loop
     questions: tuple[list[Question], list[Question]] | None = None
     load_buffer: LoadBuffer | None = None
+    checkpoint: Path | None = None

@@ -59,10 +59,11 @@ def _name_for_openrlhf() -> None:
 
 
 def load(settings: Mapping[str, str]) -> tuple[str, Callable[[dict[str, Any]], Reply]]:
-    """What answers the calls of an episode of the file at 'path'. Raises UserFileError that says why nothing does."""
+    """What answers the calls of an episode of the file at 'path', as its 'source' has it. Raises UserFileError that
+    says why nothing does."""
     file = Path(settings["path"]).expanduser().absolute()  # as tracebacks name it
     _name_for_openrlhf()
-    module = load_file(file, "environment")
+    module = load_file(file, "environment", settings["source"])
     agents: set[type]
     executor: Any = getattr(module, "AgentExecutor", None)
     if executor is not None:

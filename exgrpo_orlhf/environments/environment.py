@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from ..checks import Constraint, Count, Finite, Positive, check_settings, require
-from ..workers.fork_server import ForkServer, content_of, kept
+from ..workers.fork_server import ForkServer, kept
+from ..workers.user_file import read_source
 
 _PACKAGED = ("chain_calculator.py", "word_calculator.py")  # the environments of this package
 
@@ -66,15 +67,15 @@ class Environment:
     def server(self) -> ForkServer:
         """This process's, made at its first use: a worker of it plays an episode, whose first call is the reset and has
         a "seed"."""
-        return kept((self.file(), self.memory, self._content), self._server)
+        return kept((self.file(), self.memory, self.source), self._server)
 
     @cached_property
-    def _content(self) -> str | None:
-        """The file's, when it is used first: an edit during a run changes nothing in it."""
-        return content_of(Path(self.file()))
+    def source(self) -> str:
+        """The file, as it is when it is used first: an edit during a run changes nothing in it."""
+        return read_source(Path(self.file()))
 
     def _server(self) -> ForkServer:
-        settings = {"path": self.file(), "memory": self.memory}
+        settings = {"path": self.file(), "memory": self.memory, "source": self.source}
         return ForkServer("exgrpo_orlhf.environments.agent:load", settings, f"Environment.path = {self.file()!r}")
 
     def file(self) -> str:

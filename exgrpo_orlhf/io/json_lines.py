@@ -166,6 +166,15 @@ class StepLog(JsonLines):
         if self.path.exists():
             sync(self.path)
 
+    def tail(self, step: int) -> bytes:
+        """The lines of the rows after `step`, without an incomplete last one."""
+        first = self.ends[bisect_right(self.keys, step)]
+        if first == self.ends[-1]:
+            return b""
+        with self.path.open("rb") as file:
+            file.seek(first)
+            return file.read(self.ends[-1] - first)
+
     def cut_back(self, step: int) -> int:
         """Drops the rows after `step` and an incomplete last line: for resuming from a checkpoint of that step, before
         anything else reads the log. Returns the number of rows dropped."""

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import termios
+import threading
 from typing import Any, Protocol, TextIO
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,8 @@ class Stop(Protocol):
 
 class StopRequest:
     """Ctrl-C, SIGTERM and SIGHUP end the run after the current step, with a checkpoint. A second one ends it at once,
-    but not a second SIGHUP: one closed terminal sends several. Where SIGHUP is ignored (nohup), it stays so."""
+    but not a second SIGHUP: one closed terminal sends several. Where SIGHUP is ignored (nohup), it stays so. Signals
+    come to the main thread alone: what another one runs, such as a server's, they do not end."""
 
     def __init__(self, what_follows: str = "a step under way is finished and saved, then the run ends") -> None:
         """what_follows: as the user is told"""
@@ -30,8 +32,10 @@ class StopRequest:
         self._what_follows = what_follows
 
     def __enter__(self) -> StopRequest:
-        self._before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        if self._before[signal.SIGHUP] == signal.SIG_IGN:
+        is_main = threading.current_thread() is threading.main_thread()
+        taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
+        self._before = {number: signal.getsignal(number) for number in taken}
+        if self._before.get(signal.SIGHUP) == signal.SIG_IGN:
             del self._before[signal.SIGHUP]
         self.take_signals()
         self._streams = sys.stdout, sys.stderr

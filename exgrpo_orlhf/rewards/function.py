@@ -124,17 +124,19 @@ def grading(
     success_at: float = 1.0,
     tool: Tool | None = None,
     gets: str | None = None,
+    source: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Grading:
     """The rewards of the function at "file.py" or "file.py:name"; a success has a reward of success_at at least, or
     OpenRLHF's score where it returns one.
 
     tool: for which it is written, None: by its parameters; gets: 'group' or 'batch', for a function that takes several
+    source: of the file, as `load_file` has it
     columns: in the meta of all questions, or None where that is not known
 
     Raises ValueError, or whatever the file raises."""
     file, name = named(where)
-    function = getattr(load_file(file, "reward_function"), name, None)
+    function = getattr(load_file(file, "reward_function", source), name, None)
     if not callable(function):
         raise ValueError(f"Verifier.function = {where!r}: the file defines no function {name!r}")
     parameters = inspect.signature(function).parameters
@@ -255,7 +257,7 @@ def _fault(reward: float) -> str | None:
 
 KIND = Kind(
     loads=f"{__name__}:grading",
-    settings=("function", "success_at", "tool", "gets"),
+    settings=("function", "success_at", "tool", "gets", "source"),
     takes_list=True,
     any_reward=True,
     whole=True,

@@ -174,8 +174,8 @@ class Pool:
             call.fail(self.failed)
 
 
-def pool(settings: Mapping[str, Any], timeout: float, workers: int, content: str | None = None) -> Pool:
-    """This process's pool for these settings. workers: 0 for as many as there are cores; content: of a user's file"""
+def pool(settings: Mapping[str, Any], timeout: float, workers: int) -> Pool:
+    """This process's pool for these settings. workers: 0 for as many as there are cores"""
     workers = workers or len(os.sched_getaffinity(0))
-    key = json.dumps([settings, timeout, workers, content], sort_keys=True)
+    key = json.dumps([settings, timeout, workers], sort_keys=True)
     return kept(key, lambda: Pool(settings, timeout, workers))

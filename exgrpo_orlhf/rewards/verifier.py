@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Annotated, Literal
 
 from ..checks import Constraint, Count, Finite, PositiveShare, Share, check_settings, require
@@ -20,7 +19,7 @@ from ..io.http_client import address_fault
 from ..io.redaction import address_only
 from ..records import Question, Rollout, RolloutGroup, mean
 from ..rounding import less_rounding
-from ..workers.fork_server import content_of
+from ..workers.user_file import read_source, source_hash
 from .function import is_function, name_of, named
 from .grading import Answers, as_in_other_readers, in_format, weighted_sum
 from .kinds import GROUP, kind_named
@@ -168,10 +167,10 @@ class Verifier:
         return parts[self.success_by or next(iter(parts))] if parts else self
 
     @property
-    def files(self) -> dict[str, Path]:
-        """Of the user's own functions, by their bindings."""
+    def own_code(self) -> dict[str, str]:
+        """The hashes of the files of the user's own functions, by their bindings."""
         own = {"Verifier.function": self} | {f"Verifier.rewards.{name}": part for name, part in self.parts.items()}
-        return {binding: named(one.function)[0] for binding, one in own.items() if one.function is not None}
+        return {binding: source_hash(one.source) for binding, one in own.items() if one.source}
 
     def _answers(self, progress: tuple[int, int]) -> dict[str, Answers]:
         """By name what each of several rewards will grade; with one, that alone."""
@@ -349,9 +348,9 @@ class Verifier:
             return server(self._urls(), self.timeout, self.tries, workers, success_at)
         read = {name: getattr(self, name) for name in ("kind", "memory", *kind.settings)}
         settings = {name: success_at if name == "success_at" else value for name, value in read.items()}
-        return pool(settings, self.timeout + kind.grace, workers, self._content)
+        return pool(settings, self.timeout + kind.grace, workers)
 
     @cached_property
-    def _content(self) -> str | None:
-        """Of the user's function, when it is used first: an edit of its file during a run changes nothing in it."""
-        return None if self.function is None else content_of(named(self.function)[0])
+    def source(self) -> str:
+        """The user's file, as it is when it is used first, or '': an edit during a run changes nothing in it."""
+        return "" if self.function is None else read_source(named(self.function)[0])

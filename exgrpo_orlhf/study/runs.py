@@ -61,10 +61,10 @@ class StudyRun:
         return path.exists() and path.read_text(encoding="utf-8").splitlines() == [without_password(uri), experiment]
 
     def failure(self) -> int | None:
-        """The exit status with which this configuration failed; None if it did not fail."""
+        """The exit status with which this configuration failed; None if it did not fail, or that cannot be read."""
         try:
             failed = json.loads((self.folder / "failed.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except OSError:
             return None
         return failed["status"] if failed["identity"] == self.identity else None
 
@@ -78,7 +78,7 @@ class StudyRun:
     def log_tail(self) -> str:
         try:
             text = (self.folder / "run.log").read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+        except OSError:
             return "(no log)"
         return "\n".join(text.splitlines()[-12:])
 

@@ -146,7 +146,8 @@ class TrainingRun(Trainer):
             checkpoints.write_state(folder, state)
             return {**written, **{f"replay/{name}": entry for name, entry in tables.items()}}
 
-        checkpoints.save(self.folder, self.steps, self.metrics.identity, fill, self.experiment.settings.keep)
+        keep = self.experiment.settings.keep
+        checkpoints.save(self.folder, self.steps, self.metrics.identity, fill, keep, self.best_step)
         self.saved_step = self.steps
         for listener in self.listeners:
             listener.saved(self.buffer, self.steps)

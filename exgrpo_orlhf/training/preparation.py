@@ -34,25 +34,25 @@ log = logging.getLogger(__name__)
 
 
 class _Start(NamedTuple):
-    """From where a run goes on: step 0, or a checkpoint and its trainer state. available: all checkpoints, by step"""
+    """From where a run goes on: step 0, or a checkpoint and its trainer state."""
 
-    available: Mapping[int, Path]
     step: int
     checkpoint: Path | None
     state: Mapping[str, Any] | None
 
 
 def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
-    """A run that is ready to make steps: engine and state are loaded, the logs are cut back to the checkpoint.
+    """A run that is ready to make steps: engine and state are loaded, the logs are cut back to the checkpoint, and
+    newer ones are set aside.
 
-    Raises ValueError, CheckpointError, SnapshotError, and what `make_engine` raises.
+    Raises ValueError, CheckpointError, SnapshotError, and what `make_engine` raises: then checkpoints and logs are as
+    they were.
     """
     experiment, folder = _copy(spec.experiment), spec.run
     training, validation = spec.questions or load_questions(experiment)
     content = content_hash([*training, *validation])
     fresh = experiment.fresh.over(training, experiment.fresh_rng)
-    start = _start(experiment, folder)
-    step, checkpoint, state = start.step, start.checkpoint, start.state
+    step, checkpoint, state = _start(experiment, folder, spec.checkpoint)
     engine = make_engine(checkpoint)
     fingerprint = engine.prompts.fingerprint()
     evaluator = _validation(experiment, validation, folder, fingerprint)
@@ -67,13 +67,14 @@ def prepare(spec: RunSpec, make_engine: MakeEngine) -> TrainingRun:
         fresh.load_state_dict(state["fresh"])
         if (saved := checkpoint / ahead.FOLDER).exists():
             batch_ahead = ahead.load(saved, fresh.question, step + 1, experiment.mixer.rollouts_per_replayed)
-        best, best_step = _best(folder, start.available, state, experiment.settings.best_metric)
     elif experiment.experience:
         buffer = initial_buffer.load(experiment, training, engine.prompts)
 
     own, made_by = checkpoints.identify(folder), manifest.read(checkpoint).run if checkpoint else None
     identity = own or made_by if checkpoint else checkpoints.set_aside(folder, experiment.config_text)
     metrics, decisions = _logs(folder, identity, step, experiment.settings.show_every, resumed=checkpoint is not None)
+    if state:
+        best, best_step = _best(folder, state, experiment.settings.best_metric)
     copy_curve(Path(engine.model_path), folder, resumed=checkpoint is not None)
     write(folder / "config.gin", experiment.config_text)
     mlflow_run = state["mlflow_run_id"] if state and identity == made_by else None  # not of a copy
@@ -121,18 +122,15 @@ def _copy(experiment: Experiment) -> Experiment:
     return replace(experiment, **{name: copy.deepcopy(getattr(experiment, name)) for name in changing})
 
 
-def _start(experiment: Experiment, folder: Path) -> _Start:
-    """At the newest checkpoint, if there is one. Partial checkpoints are removed; warns of files of the user's own that
-    are not those of the checkpoint."""
-    available = checkpoints.find(folder)
-    step = max(available, default=0)
-    checkpoint = available.get(step)
+def _start(experiment: Experiment, folder: Path, chosen: Path | None) -> _Start:
+    """At the chosen checkpoint, or the newest, if there is one. Warns of files of the user's own that are not those of
+    the checkpoint."""
+    checkpoint = chosen or next(reversed(checkpoints.find(folder).values()), None)
     state = checkpoints.read_state(checkpoint, dict(experiment.identity), experiment.defaults) if checkpoint else None
-    checkpoints.remove_partial(folder)
     for binding, digest in experiment.own_code.items():
         if state and digest != state["own_code"].get(binding):
             log.warning("%s: this file is not that of %s, from which the run goes on", binding, checkpoint)
-    return _Start(available, step, checkpoint, state)
+    return _Start(state["step"] if state else 0, checkpoint, state)
 
 
 def _check_questions(evaluator: Validation, content: str, checkpoint: Path, state: Mapping[str, Any]) -> None:
@@ -152,15 +150,13 @@ def _check_questions(evaluator: Validation, content: str, checkpoint: Path, stat
         )
 
 
-def _best(
-    folder: Path, available: Mapping[int, Path], state: Mapping[str, Any], metric: str | None
-) -> tuple[float | None, int | None]:
+def _best(folder: Path, state: Mapping[str, Any], metric: str | None) -> tuple[float | None, int | None]:
     """The best value of this metric and its step, whose checkpoint is there; the link in the folder says the same."""
     if state["best_of"] != metric:
         return None, None
     # The link too: a kill may have come before it, or its checkpoint may have been set aside.
-    if state["best_step"] not in available:
-        checkpoints.remove(folder / checkpoints.BEST)
+    if state["best_step"] not in checkpoints.find(folder):
+        checkpoints.unmark_best(folder)
         return None, None
     checkpoints.mark_best(folder, state["best_step"])
     return state["best"], state["best_step"]
@@ -169,8 +165,11 @@ def _best(
 def _logs(
     folder: Path, identity: str | None, step: int, show_every: int | None, resumed: bool
 ) -> tuple[MetricsLog, DecisionLog]:
-    """Metrics and decisions of the run, up to this step."""
+    """Metrics and decisions of the run, up to this step, whose checkpoint becomes the newest."""
     metrics, decisions = MetricsLog(folder / "metrics.jsonl", identity), DecisionLog(folder, show_every)
+    # Nothing refuses the run from here on.
+    checkpoints.remove_partial(folder)
+    checkpoints.set_newer_aside(folder, step, (metrics, decisions.decisions, decisions.rollouts))
     decisions.cut_back(step)
     metrics.cut_back(step)
     metrics.warn_if_missing(range(step + 1) if resumed else ())

@@ -65,5 +65,7 @@ def train(
 
     with claim(run, resume), StopRequest() as stop:
         contents, identity = experiment.settings.verify_checkpoint, dict(experiment.identity)
-        to_resume(run, identity, experiment.defaults, name=resume_from, contents=contents, base=experiment.base)
-        return spec.loop(spec, make_engine, stop)
+        checkpoint = to_resume(
+            run, identity, experiment.defaults, name=resume_from, contents=contents, base=experiment.base
+        )
+        return spec.loop(replace(spec, checkpoint=checkpoint), make_engine, stop)

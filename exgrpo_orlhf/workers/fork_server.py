@@ -36,8 +36,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..io.files import sha256
-
 START_TIMEOUT = 180.0  # seconds that loading may take, and a worker until it takes up a call, on a busy machine
 _END_TIMEOUT = 5.0  # seconds for the end of all workers
 CONTENT = struct.calcsize("d")  # where calls and results lie in the file, behind the time at which a call was taken up
@@ -170,7 +168,7 @@ class ForkServer:
 
     def __init__(self, load: str, settings: Mapping[str, Any], binding: str) -> None:
         self._binding, self._owner = binding, binding.partition(".")[0]
-        self._arguments = [load, json.dumps(settings), self._owner]
+        self._load, self._settings = load, json.dumps(settings).encode()
         self.info = ""
         self.failed: NotLoaded | None = None  # why there are no more workers
         self._lock = threading.Lock()
@@ -259,10 +257,12 @@ class ForkServer:
         fixed = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0"}  # a seed also repeats the order of a set of texts
         command = [sys.executable, "-P", "-c", "from exgrpo_orlhf.workers.forking import main; main()"]
         try:
-            with other_end:
+            with other_end, open(os.memfd_create("settings"), "r+b") as settings:
+                settings.write(self._settings)
+                settings.seek(0)
                 process = subprocess.Popen(
-                    [*command, *self._arguments, str(os.getpid()), str(other_end.fileno())],
-                    stdin=subprocess.DEVNULL,
+                    [*command, self._load, self._owner, str(os.getpid()), str(other_end.fileno())],
+                    stdin=settings,  # an argument is bounded, and a user's file is among them
                     stdout=2,  # what a user's file prints
                     pass_fds=[other_end.fileno()],
                     start_new_session=True,  # Ctrl-C goes to the caller alone
@@ -286,13 +286,6 @@ def kept(key: Any, make: Callable[[], Owner]) -> Owner:
             _kept[key] = make()
         owner: Owner = _kept[key]
         return owner
-
-
-def content_of(file: Path) -> str | None:
-    """The hash of a user's file, as a part of a key; None where it cannot be read, which loading it reports."""
-    with suppress(OSError):
-        return sha256(file)
-    return None
 
 
 def close_workers() -> None:

@@ -1,6 +1,6 @@
-"""The process that loads what answers calls and forks the workers. `fork_server.py` starts `main` with five arguments:
-'module:function', its settings as JSON, the class of the limits, its parent's process id, and the descriptor of a
-socket.
+"""The process that loads what answers calls and forks the workers. `fork_server.py` starts `main` with four arguments,
+'module:function', the class of the limits, its parent's process id, and the descriptor of a socket, and with the
+function's settings as JSON on stdin.
 
 Messages on that socket. Out: JSON, a pair of what is said of the loaded and, if it cannot be used, why. In: a socket
 and a memory file, for a new worker. Its end: the end of all workers.
@@ -50,8 +50,8 @@ class _Child(NamedTuple):
 def main() -> None:
     """Load, then fork, kill and reap until the parent ends or closes the socket."""
     module, _, name = sys.argv[1].partition(":")
-    settings, owner = json.loads(sys.argv[2]), sys.argv[3]
-    parent, fd = map(int, sys.argv[4:])
+    settings, owner = json.load(sys.stdin), sys.argv[2]
+    parent, fd = map(int, sys.argv[3:])
     end_with_parent(parent)
     control = socket.socket(fileno=fd)
     control.set_inheritable(False)  # not for what a user's file starts

@@ -1,12 +1,13 @@
-"""A user's file, loaded in a server: a reward function or an environment."""
+"""A user's file, a reward function or an environment: read where it is bound, and loaded in a server."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -19,22 +20,39 @@ class BadResult(Exception):
     """What a user's code returned is no result of it; the message says what is expected."""
 
 
-def load_file(file: Path, prefix: str) -> ModuleType:
+def read_source(file: Path) -> str:
+    """The content of a user's file, each byte a character, as JSON can hold it; '' where it cannot be read, which
+    loading it reports."""
+    with suppress(OSError):
+        return file.read_bytes().decode("latin-1")
+    return ""
+
+
+def source_hash(source: str) -> str:
+    """The SHA-256 of the file that `read_source` has read."""
+    return hashlib.sha256(source.encode("latin-1")).hexdigest()
+
+
+def load_file(file: Path, prefix: str, source: str | None = None) -> ModuleType:
     """The module of a user's file, under a name with this prefix. Modules beside the file can be imported from it, as
-    from a script. Raises UserFileError, with the line where the file raises."""
-    if not file.is_file():
+    from a script; they are those that are there now.
+
+    source: what is run, as `read_source` has read it before, whatever the file holds now; None or '' for that
+    Raises UserFileError, with the line where the file raises.
+    """
+    if not (source or file.is_file()):
         raise UserFileError(f"there is no file {str(file)!r}")
     if file.suffix != ".py":
         raise UserFileError(f"{file}: the file must end in .py")
     spec = importlib.util.spec_from_file_location(f"{prefix}_{file.stem}", file)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look it up there
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     with placing_errors(file):
-        spec.loader.exec_module(module)
+        content = source.encode("latin-1") if source else file.read_bytes()
+        exec(compile(content, str(file), "exec", dont_inherit=True), vars(module))
     return module
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -13,7 +14,7 @@ import torch
 from full_disk import full_disk
 from run_builders import flip, set_words, small_bindings
 
-from exgrpo_orlhf.checkpoints import cache
+from exgrpo_orlhf.checkpoints import cache, manifest
 from exgrpo_orlhf.io.files import locked
 from exgrpo_orlhf.testbed.tiny_models import ChainModel
 
@@ -49,6 +50,28 @@ def test_a_damaged_file_is_named_and_the_model_is_to_be_made_again(damage, made,
         assert str(folder / ("more.json" if damage == "a file more" else name)) in line
         assert line.endswith("; it is made again")
         assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
+def test_a_file_that_cannot_be_read_for_a_moment_costs_no_model(name, made, tmp_path, monkeypatch):
+    """A network file system that has lost its server, say."""
+    folder = shutil.copytree(made, tmp_path / made.name)
+
+    def stale(read):
+        def fails(path, *more, **options):
+            if path == folder / name:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return read(path, *more, **options)
+
+        return fails
+
+    monkeypatch.setattr(manifest, "sha256", stale(manifest.sha256))
+    monkeypatch.setattr(Path, "read_text", stale(Path.read_text))
+    with pytest.raises(cache.CacheError, match=rf"{name}: the file cannot be read .*try again, or remove {folder}"):
+        cache.has(folder)
+    monkeypatch.undo()
+    assert cache.has(folder)
+    assert files(folder) == files(made)
 
 
 def test_a_damaged_model_is_made_again_as_it_was(made, tmp_path):

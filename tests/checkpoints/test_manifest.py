@@ -16,6 +16,8 @@ from exgrpo_orlhf.checkpoints import UnusableCheckpoint, folder, manifest
 from exgrpo_orlhf.engines.pretrained import PretrainedModel
 from exgrpo_orlhf.evaluation import evaluated_model
 from exgrpo_orlhf.io import files
+from exgrpo_orlhf.testbed.modular_chains import ModularChains
+from exgrpo_orlhf.training.validation import Validation
 
 
 def go(model: Path, run: Path, *more: str, resume=True, resume_from=None):
@@ -171,6 +173,36 @@ def test_resumed_from_an_older_checkpoint_the_run_is_the_same_and_the_damaged_on
     assert go(warm_model, run, "train.steps = 5").steps == 5
 
 
+def test_what_is_refused_after_an_older_checkpoint_was_verified_leaves_the_newer_one_and_the_logs(
+    run, warm_model, monkeypatch
+):
+    (run / "checkpoint-5.partial").mkdir()
+    keeps = [path for path in run.rglob("*") if path.name not in (".lock", "metrics.id", "rollouts.jsonl")]
+    before = {path: path.stat().st_mtime_ns for path in keeps}
+    load = ModularChains.load
+    monkeypatch.setattr(ModularChains, "load", lambda self: load(self)[:-1])
+    with pytest.raises(ValueError, match="another validation set"):
+        go(warm_model, run, resume_from="checkpoint-2")
+    monkeypatch.undo()
+    (run / "rollouts.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match=r"rollouts\.jsonl, line 1"):
+        go(warm_model, run, resume_from="checkpoint-2")
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_what_is_set_aside_replaces_nothing_and_the_dropped_rows_are_kept_with_it(run, warm_model, caplog):
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "checkpoint-4" / ".mine").touch()
+    for _ in range(2):
+        go(warm_model, run, resume_from="checkpoint-2")
+    assert (run / "checkpoint-4.set-aside" / ".mine").exists()
+    assert (run / "checkpoint-4.set-aside-2" / "model.safetensors").exists()
+    assert (run / "metrics.set-aside.jsonl").read_text().splitlines() == rows[3:]
+    assert len((run / "metrics.set-aside-2.jsonl").read_text().splitlines()) == 2
+    text = "decisions.jsonl: its 2 rows after step 2 are dropped, and kept as decisions.set-aside.jsonl"
+    assert text in caplog.text
+
+
 def test_the_best_checkpoint_is_one_that_is_there(warm_model, tmp_path):
     """Also after the best one was set aside, and after a kill between its save and its mark."""
     best = ("train.best_metric = 'eval/lucky_guess_rate'", "train.eval_every = 1", "train.save_every = 1")
@@ -219,9 +251,29 @@ def test_a_file_system_without_links_ends_no_run(original, warm_model, tmp_path,
 
     run = shutil.copytree(original, tmp_path / "run")
     monkeypatch.setattr(Path, "symlink_to", refused)
-    best = ("train.best_metric = 'eval/lucky_guess_rate'", "train.eval_every = 1")
-    assert train_small(warm_model, run, "train.steps = 5", *best, resume=True).steps == 5
+    best = ("train.best_metric = 'eval/lucky_guess_rate'", "train.eval_every = 1", "train.keep = 1")
+    rates = iter([0.1, 0.2])
+    monkeypatch.setattr(Validation, "evaluate", lambda *_: {"eval/lucky_guess_rate": next(rates)})
+    assert train_small(warm_model, run, "train.steps = 6", *best, resume=True).steps == 6
     assert "could not be made a link to checkpoint-5" in caplog.text
+    assert [*checkpoints.find(run)] == [5, 6], "the state of the newest names the best, which is kept"
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_folder_in_the_place_of_the_best_is_kept_whether_or_not_another_is_marked(marked, tmp_path):
+    for _ in range(2):
+        (tmp_path / "best").mkdir()
+        (tmp_path / "best" / "model.safetensors").touch()
+        if marked:
+            checkpoints.mark_best(tmp_path, 1)
+            (tmp_path / "best").unlink()
+        else:
+            checkpoints.unmark_best(tmp_path)
+    assert [*tmp_path.glob("*")] == [*tmp_path.glob("best.set-aside*")]
+    assert len([*tmp_path.glob("*/model.safetensors")]) == 2
+    (tmp_path / "best").symlink_to("checkpoint-1")
+    checkpoints.unmark_best(tmp_path)
+    assert not (tmp_path / "best").is_symlink()
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_ends_no_save_but_that_of_its_own_step(tmp_path, monkeypatch, caplog):
@@ -263,6 +315,9 @@ def test_what_was_logged_before_a_restart_is_set_aside_whenever_that_is_killed(m
     checkpoints.set_aside(tmp_path, "")
     assert not [name for name in (*names, "evaluation") if (tmp_path / name).exists()]
     kept = [f"{Path(name).stem}.before-restart.jsonl" for name in names]
+    (tmp_path / "metrics.jsonl").write_text("newer\n")
+    checkpoints.set_aside(tmp_path, "")
+    assert (tmp_path / "metrics.before-restart-2.jsonl").read_text() == "newer\n"
     assert {(tmp_path / name).read_text() for name in (*kept, "evaluation.before-restart/0/results.json")} == {"old\n"}
 
 

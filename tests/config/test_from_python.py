@@ -11,6 +11,7 @@ import subprocess
 import sys
 import xml.dom.minidom
 import xml.etree.ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import cache
 from itertools import count
@@ -259,6 +260,36 @@ def test_a_second_call_changes_no_file_of_a_run_that_is_under_way(tmp_path):
     with claim(tmp_path, resume=False), pytest.raises(RunFolderError, match="another process is at work in"):
         train([("1+1=", "2")], reward, out=tmp_path, gin=["toy.gin"])
     assert {file.read_text() for file in files.values()} == {"of the first\n"}
+
+
+def test_files_of_the_users_own_are_refused_and_those_of_a_start_that_failed_are_written_anew(tmp_path):
+    file, other = tmp_path / "run" / "questions.jsonl", tmp_path / "mine" / "reward.py"
+    other.parent.mkdir()
+    options = {
+        "out": file.parent,
+        "gin": ["toy.gin"],
+        "bindings": ["Verifier.kind = 'exact'", "Work.validation = None"],
+    }
+    for prompt in ("1+1=", "2+2="):
+        with pytest.raises(ValueError, match="it takes one gold answer"):  # when the file is written
+            train([(prompt, ["2", "4"])], **options)
+        assert prompt in file.read_text()
+    for path in (file, other):
+        path.write_text("of the user\n")
+    with pytest.raises(RunFolderError, match=r"questions\.jsonl is a file of yours"):
+        train([("1+1=", "2")], **options)
+    with pytest.raises(RunFolderError, match=r"reward\.py is a file of yours"):
+        train([("1+1=", "2")], reward, out=other.parent, gin=["toy.gin"])
+    assert [path.name for path in other.parent.glob("[!.]*")] == ["reward.py"]
+    assert {path.read_text() for path in (file, other)} == {"of the user\n"}
+
+
+def test_a_thread_of_a_server_can_train(warm_model, tmp_path):
+    """Where Python lets nobody take signals."""
+    settings = [one for one in small_bindings(warm_model, "train.steps = 1") if "validation" not in one]
+    options = {"out": tmp_path, "gin": ["toy.gin"], "bindings": [*settings, "Work.validation = None"]}
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(train, **options).result().steps == 1
 
 
 def test_a_run_from_python_is_continued_and_repeated_and_refuses_what_differs(warm_model, tmp_path):

@@ -27,6 +27,15 @@ class AgentExecutor(MultiTurnAgentExecutor):
 """
 
 
+GAME = """
+class Game:
+    async def reset(self, states):
+        return {{"observation": "{}"}}
+    async def step(self, states):
+        return {{"rewards": 1.0, "environment_feedback": "", "done": True}}
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "line"),
     [
@@ -61,6 +70,23 @@ def test_a_missing_file_that_is_called_as_a_module_of_this_package_is_missing(tm
 
 def test_without_a_path_there_is_nothing_to_check():
     Environment().check_file()
+
+
+@pytest.mark.slow
+def test_an_environment_edited_after_its_check_plays_as_it_was_checked(tmp_path):
+    path = tmp_path / "game.py"
+    path.write_text(GAME.format("first"))
+    environment = Environment(str(path))
+    environment.check_file()
+    path.write_text(GAME.format("second"))
+    states = {"seed": 0, "observation": "?"}
+    for game, seen in ((environment, "first"), (Environment(str(path)), "second"), (environment, "first")):
+        worker = game.server().worker()
+        worker.call(pickle.dumps(states))
+        assert worker.reply(60.0).observation == seen
+        worker.close()
+        game.server()._process.kill()
+        game.server()._process.wait()
 
 
 def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):

@@ -66,6 +66,7 @@ def test_what_cannot_be_called_by_name_is_refused_and_the_binding_that_tells_the
         reward(tmp_path, "def f(prompts, **kwargs):\n    return [1.0]")
 
 
+@pytest.mark.slow
 def test_an_edited_function_is_used_by_the_next_verifier_and_by_none_that_has_begun(tmp_path):
     path, question = tmp_path / "reward.py", Question.make("t", "", "1")
     source = "def f(solution_str, ground_truth):\n    return {}\n"
@@ -76,6 +77,24 @@ def test_an_edited_function_is_used_by_the_next_verifier_and_by_none_that_has_be
     assert begun.grade_all([(question, "1")])[0].reward == 0.25
     assert Verifier("function", function=f"{path}:f", workers=1).grade_all([(question, "1")])[0].reward == 0.75
     assert begun.grade_all([(question, "1")])[0].reward == 0.25, "also behind the other"
+    begun.graders().server._process.kill()
+    begun.graders().server._process.wait()
+    assert begun.grade_all([(question, "1")])[0].reward == 0.25, "also where its process is another one"
+    path.unlink()
+    assert begun.grade_all([(question, "1")])[0].reward == 0.25
+
+
+def test_what_is_checked_before_a_run_is_what_grades_whatever_its_size_and_encoding(tmp_path):
+    path, question = tmp_path / "reward.py", Question.make("t", "", "1")
+    source = "# coding: latin-1\ndef f(solution_str, ground_truth):\n    return float(solution_str == 'é') * {}\n"
+    path.write_bytes(source.format(0.25).encode("latin-1") + b"#" * 200_000)
+    verifier = Verifier("function", function=f"{path}:f", workers=1)
+    verifier.check_questions([question])
+    checked = verifier.own_code
+    path.write_text(source.format(0.75))
+    assert verifier.grade_all([(question, "é")])[0].reward == 0.25
+    assert verifier.own_code == checked, "what a checkpoint says of it"
+    assert Verifier("function", function=f"{path}:f").own_code != checked
 
 
 def test_a_function_that_nearly_used_its_memory_up_fails_whatever_the_reward(tmp_path):

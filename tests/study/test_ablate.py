@@ -319,3 +319,59 @@ def test_a_run_in_whose_folder_another_process_trains_waits_for_it(warm_model, t
         study.run()
         other.join()
     assert [run.name for run in study.finished] == ["v1/seed0", "v0/seed0"]
+
+
+FAULTS = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+match folder.parent.name:
+    case "v0":
+        (folder / "failed.json").mkdir()
+        sys.exit(3)
+    case "v1":
+        (folder / "metrics.jsonl").write_text("no metrics\\n")
+"""
+
+
+def test_a_run_whose_folder_cannot_be_written_or_read_has_failed_and_the_others_go_on(warm_model, tmp_path, caplog):
+    study = runner(warm_model, tmp_path / "out", FAULTS, variants=4)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "v2").touch()
+    study.run()
+    assert {run.name: status for run, status in study.failed.items()} == {"v0/seed0": 3, "v1/seed0": 1, "v2/seed0": 1}
+    assert [run.name for run in study.finished] == ["v3/seed0"]
+    assert study.waiting == []
+    assert [run.failure() for run in study.failed] == [None, 1, None]
+    assert [run.log_tail() for run in study.failed] == ["", "", "(no log)"]
+    assert "v0/seed0: its failure cannot be noted (" in caplog.text
+    assert "metrics.jsonl, line 1: not a row of metrics" in caplog.text
+
+
+SAVING = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+
+def save(*_):
+    time.sleep(0.5)
+    (folder / "saved").touch()
+    sys.exit()
+
+signal.signal(signal.SIGINT, save)
+(folder / "ready").touch()
+time.sleep(600)
+"""
+
+
+def test_an_error_of_the_study_itself_lets_the_running_ones_save(warm_model, tmp_path, monkeypatch):
+    study, folder = runner(warm_model, tmp_path / "out", SAVING, variants=1), tmp_path / "out" / "v0" / "seed0"
+
+    def fails(self: Runner) -> None:
+        if (folder / "ready").exists():
+            raise RuntimeError("of the study itself")
+
+    monkeypatch.setattr(study_runner, "LOOK_AT_STEPS_EVERY", 0.0)
+    monkeypatch.setattr(Runner, "_log_news", fails)
+    with pytest.raises(RuntimeError, match="of the study itself"):
+        study.run()
+    assert (folder / "saved").exists()
+    assert [process.poll() for process in study.running.values()] == [0]

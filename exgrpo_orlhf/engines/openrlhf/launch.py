@@ -87,7 +87,8 @@ def launch(
         from . import driver
 
         roles = driver.CLASSES if classes is None else classes(args)
-        driver.drive(replace(spec, run=run, questions=None, load_buffer=None), args, gpus, stop, roles, output)
+        shipped = replace(spec, run=run, checkpoint=checkpoint, questions=None, load_buffer=None)
+        driver.drive(shipped, args, gpus, stop, roles, output)
     step = max(checkpoints.find(run), default=0)
     return Outcome(step, experiment.settings.steps, stop.signal if step < experiment.settings.steps else None)
 
