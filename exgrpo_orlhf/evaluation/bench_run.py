@@ -65,14 +65,13 @@ class EvaluationPlan:
     record: Mapping[str, Any]
     provenance: Mapping[str, Any]
 
-    def config(self) -> dict[str, dict[str, Any]]:
+    def config(self) -> dict[str, Any]:
         """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS."""
-        model = self.builder.model.describe()
         names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows", "by", "url")
         return {
-            "model": model["path"],
+            "model": self.builder.model.path,
             "common": {
-                "model": {name: model[name] for name in ("hash", "revision") if model[name]} or {"path": model["path"]},
+                "model": self.builder.model.identity(),
                 "template": self.builder.describe(),
                 "engine": dict(self.engine),
                 "seed": self.builder.seed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +15,7 @@ from ..io.json_lines import JsonLines
 from ..tracking.samples import SAMPLES, Line, Sample, SampleFile
 from ..tracking.scores import FORMAT, RESULTS
 
+log = logging.getLogger(__name__)
 CONFIG, TIMES, SESSIONS = "config.json", "times.jsonl", "sessions.json"
 GROWS = ("limit", "samples")  # settings that may be raised later: the responses that exist stay valid
 Results = dict[str, Any]  # results.json as read
@@ -41,7 +43,12 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     if begun := with_samples(folder):  # not an attempt that ended before its first response
         earlier = read_config(folder)
         before = {name: entry for name, entry in earlier["benchmarks"].items() if name in begun}
-        if earlier["common"]["model"] == {"path": config["model"]}:  # of a server, before its folder had a hash
+        if earlier["common"]["model"] == {"path": config["model"]}:  # of a server, of which no more was known
+            log.warning(
+                "%s: the model's name, %s, is all that is known of the model of its responses; give --out another "
+                "folder if the server has another checkpoint now",
+                *(folder, config["model"]),
+            )
             earlier["common"]["model"] = config["common"]["model"]
         differences = _differences("", earlier["common"], config["common"])
         if earlier["common"]["model"] != config["common"]["model"]:
