@@ -66,7 +66,7 @@ class Benchmark:
         the questions of its training; for another model a multiple choice asks to box the label, and mathematics,
         unless something else in the prompt mentions a box, to box the answer
     made: questions that are made here; in a file chains, word_problems or reasoning_gym, with the fields of
-        ModularChains, WordProblems or ReasoningGym
+        ModularChains, WordProblems or ReasoningGym, but with split = "validation" by default
     environment: makes each response an episode; in a file the fields of Environment. A path is looked for beside the
         file of the block first. With reward 'verifier' the verifier grades, else the environment
     by: a column, or a field of the question's meta; each of its values gets its own score
@@ -207,7 +207,9 @@ class Definitions:
             table = block.pop(task)
             require(isinstance(table, dict), f"{task} is a table such as {{ count = 100 }}, not {table!r}")
             lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
-            block["made"] = loaded(entry_points_of("exgrpo_orlhf.gin")[_TASKS[task]])(**{**table, **lists})
+            block["made"] = loaded(entry_points_of("exgrpo_orlhf.gin")[_TASKS[task]])(
+                **{"split": "validation", **table, **lists}
+            )
         if isinstance(block.get("url"), list):
             block["url"] = tuple(block["url"])
         if "environment" in block:

@@ -109,6 +109,8 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
     if benchmark.made:
         made = benchmark.made.load()  # with the task's ids, by which they are recognised as questions of training
         rows, source = [(row, grouped(question, benchmark.by)) for row, question in enumerate(made)], "made here"
+        if benchmark.made.split == "train":
+            notes.append("split = 'train': runs on this task are trained on such questions, perhaps on these")
     elif file := _local_file(benchmark, places):
         rows, source = _from_file(benchmark, *file, notes), str(file[0])
     elif benchmark.public and hub:

@@ -195,6 +195,18 @@ def test_scores_by_a_field_that_the_questions_made_here_do_not_have_are_missed_i
     assert note == "no scores by oprands: no question of this set has it"
 
 
+@pytest.mark.parametrize("task", ["chains", "word_problems"])
+def test_questions_made_here_are_of_no_split_that_is_trained_on_unless_the_block_says_so_which_is_noted(task, tmp_path):
+    made = {"files": "[]", "verifier": '"modular_chain"' if task == "chains" else '"word_problem"'}
+    for words, split, notes in (("", "validation", 0), (', split = "train"', "train", 1)):
+        benchmark = mine(tmp_path, **made, **{task: f"{{ count = 4{words} }}"})
+        shown = sets.load(benchmark, (), None)
+        trained_on = type(benchmark.made)(count=4).load()
+        assert benchmark.made.split == split
+        assert ([question for _, question in shown.rows] == trained_on) == (split == "train")
+        assert ["split = 'train': " in note for note in shown.notes] == [True] * notes
+
+
 # -- errors, before anything is generated -----------------------------------------------------------------------------
 
 
