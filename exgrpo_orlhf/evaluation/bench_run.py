@@ -20,6 +20,7 @@ from ..io.provenance import git_commit, now, versions
 from ..io.stopping import Stop
 from ..records import Question
 from ..rewards import Verifier, Written
+from ..rewards.kinds import kind_named
 from ..sampling import EngineLost, Request, Sampler
 from ..tracking.samples import SAMPLES, Sample, SampleFile, prompt_hash
 from ..tracking.scores import RESULTS, summarise
@@ -37,6 +38,11 @@ _LOG_EVERY = 5.0  # seconds
 _NOTHING: results_folder.Results = {"benchmarks": {}, "not_run": {}, "record": {}}
 _BATCH = 256  # responses regraded at a time
 _NEED_MORE = ("function", "http", "reasoning_gym", "code")  # verifiers that read more of a question than a sample has
+
+_OF_A_SERVER = {  # by the api, what a user's own grader does not get
+    "completions": "graded without token ids and end tokens, which a server does not return",
+    "chat": "graded without token ids and chat template, which a server does not return: a prompt is its messages' text",
+}
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,8 @@ class EvaluationPlan:
             in_mean = not benchmark.own if self.suite is None else benchmark.name in self.suite
             ask, group = self.builder.instruction(benchmark), self.groups[benchmark.group]
             facts[benchmark.name] = test_set.facts(ask, group, in_mean)
+            if self.engine["name"] == "openai" and kind_named(benchmark.verifier).whole:
+                facts[benchmark.name]["notes"].append(_OF_A_SERVER[self.engine["api"]])
         return facts
 
     def episodes(self) -> Episodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -282,6 +283,29 @@ def test_what_a_server_says_that_it_has_loaded_tells_its_model_and_a_name_alone_
     assert "the model's name, policy, is all that is known of the model of its responses" in caplog.text
     served("--api", "chat", root="runs/b")
     assert len(caplog.text.split("the model's name")) == 3
+
+
+@pytest.mark.parametrize(("api", "note"), [("completions", "end tokens"), ("chat", "its messages' text")])
+def test_a_function_gets_the_prompt_that_a_servers_model_read_and_a_note_says_what_it_does_not_get(
+    api, note, byte_model, tmp_path, served
+):
+    function = tmp_path / "f.py"
+    function.write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        f"    with open({str(tmp_path / 'seen')!r}, 'a') as file:\n"
+        "        print(repr((prompts[0], queries[0])), file=file)\n"
+        "    return [float(labels[0] in queries[0][len(prompts[0]):])]\n"
+    )
+    block = {"verifier": '"function"', "function": f'"{function}"'}
+    words = ("--tokenizer", byte_model) if api == "completions" else ("--api", api)
+    served(*words, "--system", "Be brief.", text="It is 3.", **block)
+    pairs = [ast.literal_eval(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    prompts = [line["prompt"] for line in samples(tmp_path / "x", "mine")]
+    assert {*pairs} == {(prompt, f"{prompt}It is 3.") for prompt in prompts}
+    assert all("Be brief." in prompt for prompt in prompts)
+    result = results(tmp_path / "x")["benchmarks"]["mine"]
+    assert result["avg"]["value"] == pytest.approx(1 / 3)
+    assert note in result["notes"][-1]
 
 
 @pytest.mark.slow
