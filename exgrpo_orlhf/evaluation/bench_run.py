@@ -40,8 +40,8 @@ _BATCH = 256  # responses regraded at a time
 _NEED_MORE = ("function", "http", "reasoning_gym", "code")  # verifiers that read more of a question than a sample has
 
 _OF_A_SERVER = {  # by the api, what a user's own grader does not get
-    "completions": "graded without token ids and end tokens, which a server does not return",
-    "chat": "graded without token ids and chat template, which a server does not return: a prompt is its messages' text",
+    "completions": "graded without token ids and end tokens: a server does not return them",
+    "chat": "graded without token ids and chat template: a server does not return them, a prompt is its messages' text",
 }
 
 
@@ -209,7 +209,7 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str, tags
     while batch := list(islice(samples, _BATCH)):
         pairs = [
             (
-                Question(old["id"], old["question"], old["gold"], name),
+                Question(old["id"], old["question"], old["gold"], name, {"options": old.get("options")}),
                 Written(old["response"], opens_thought(old["prompt"], own=tags), tags=tags),
             )
             for old in batch

@@ -264,7 +264,9 @@ def _questions(
             ) from error
         if not (text and answer):
             raise BenchmarkError(f"{where}: the {'answer' if text else 'question'} is empty")
-        meta = {} if by is None or missing_in(row, by) else {"group": str(field_value(row, by))}
+        meta = convert.meta(_Row(row))
+        if by is not None and not missing_in(row, by):
+            meta["group"] = str(field_value(row, by))
         questions.append((index, Question.make(benchmark.name, text, answer, meta)))
     asked = [question for _, question in questions]
     where = f"benchmark {benchmark.name!r}: {place.name}"

@@ -308,6 +308,18 @@ def test_a_function_gets_the_prompt_that_a_servers_model_read_and_a_note_says_wh
     assert note in result["notes"][-1]
 
 
+def test_an_option_is_right_by_its_text_too_also_when_it_is_graded_again(tmp_path, served, bench):
+    row = {"q": "The capital of France?", "o": ["1) Rome", "2) Paris"], "a": 1}
+    (tmp_path / "mc.jsonl").write_text(json.dumps(row) + "\n")
+    files = '[{ name = "mc.jsonl", question = "q", options = "o", answer = "a" }]'
+    served("--api", "chat", text="So it is \\boxed{Paris}.", verifier='"choice"', files=files)
+    (sample,) = samples(tmp_path / "x", "mine")
+    assert (sample["verdict"], sample["gold"]) == ("correct", "B")
+    assert sample["options"] == {"A": "Rome", "B": "Paris"}
+    bench("regrade", tmp_path / "x")
+    assert samples(tmp_path / "x", "mine") == [sample]
+
+
 @pytest.mark.slow
 def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, bench):
     model, out = tmp_path / "model", tmp_path / "x"
