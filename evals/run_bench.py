@@ -152,7 +152,7 @@ def _plan(arguments: argparse.Namespace, definitions: Any, names: list[str], wor
         workers=arguments.workers,
         engine={"name": arguments.engine, **server},
         groups={group: definitions.group(group) for group in {each.group for each in benchmarks}},
-        suite=definitions.suites[arguments.suite] if arguments.suite else None,
+        suite=definitions.suites.get(arguments.suite, ()),
         record={
             "model": model.describe(),
             "template": builder.describe(),

@@ -54,7 +54,8 @@ class EvaluationPlan:
     timeout: seconds for a verdict; workers: grading processes, 0 for one per core
     engine: settings of the engine that must stay the same when the evaluation is continued
     groups: all benchmarks of each group, requested or not
-    suite: the names of the suite, over which the means are; None: they are over all but the user's own benchmarks
+    suite: the names of the suite; the means are over those of all suites that were evaluated in the folder, and
+        without one over all but the user's own benchmarks
     record: further facts for results.json; provenance: of this process
     """
 
@@ -67,15 +68,17 @@ class EvaluationPlan:
     workers: int
     engine: Mapping[str, Any]
     groups: Mapping[str, Sequence[str]]
-    suite: Sequence[str] | None
+    suite: Sequence[str]
     record: Mapping[str, Any]
     provenance: Mapping[str, Any]
 
     def config(self) -> dict[str, Any]:
-        """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS."""
+        """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS; the names
+        over which the means are."""
         names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows", "by", "url")
         return {
             "model": self.builder.model.path,
+            "suite": [*self.suite],
             "common": {
                 "model": self.builder.model.identity(),
                 "template": self.builder.describe(),
@@ -98,9 +101,8 @@ class EvaluationPlan:
         facts = {}
         for test_set in self.sets:
             benchmark = test_set.benchmark
-            in_mean = not benchmark.own if self.suite is None else benchmark.name in self.suite
             ask, group = self.builder.instruction(benchmark), self.groups[benchmark.group]
-            facts[benchmark.name] = test_set.facts(ask, group, in_mean)
+            facts[benchmark.name] = test_set.facts(ask, group)
             if self.engine["name"] == "openai" and kind_named(benchmark.verifier).whole:
                 facts[benchmark.name]["notes"].append(_OF_A_SERVER[self.engine["api"]])
         return facts
@@ -151,6 +153,8 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             for file in files.values():
                 file.sort()
             facts = {**{name: earlier["benchmarks"][name] for name in others}, **plan.facts()}
+            if suite := config.get("suite"):
+                facts = {name: {**entry, "in_mean": name in suite} for name, entry in facts.items()}
             not_run = {**earlier["not_run"], **plan.not_run}
             not_run = {name: reason for name, reason in not_run.items() if name not in facts}
             sessions = results_folder.read_sessions(out)

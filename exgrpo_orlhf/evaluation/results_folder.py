@@ -30,18 +30,19 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         config: "common" is what every response depends on, "benchmarks" what those to each depend on, and GROWS.
-            "model": where the model is, for the message.
+            "model": where the model is, for the message. "suite": names.
 
     Returns:
-        The configuration to write: with what the folder holds of other benchmarks.
+        The configuration to write: with what the folder holds of other benchmarks, and the names of its other suites.
 
     Raises:
         FolderError: names each difference.
     """
     before: dict[str, dict[str, Any]] = {}
-    differences = []
+    differences, suite = [], config["suite"]
     if begun := with_samples(folder):  # not an attempt that ended before its first response
         earlier = read_config(folder)
+        suite = [*dict.fromkeys([*earlier.get("suite", ()), *suite])]
         before = {name: entry for name, entry in earlier["benchmarks"].items() if name in begun}
         if earlier["common"]["model"] == {"path": config["model"]}:  # of a server, of which no more was known
             log.warning(
@@ -61,7 +62,8 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
             "Give --out another folder, or the same settings"
         )
-    return {**config, "benchmarks": {**before, **config["benchmarks"]}}
+    kept = {name: value for name, value in config.items() if name != "suite"} | ({"suite": suite} if suite else {})
+    return {**kept, "benchmarks": {**before, **config["benchmarks"]}}
 
 
 def with_samples(folder: Path) -> set[str]:
@@ -83,7 +85,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Raises FolderError if there is no configuration, or it cannot be read."""
     path = folder / CONFIG
     config = _read(path, "without it nothing says how the responses were made: give another folder")
-    if not isinstance(config, dict) or set(config) - {"model"} != {"common", "benchmarks"}:
+    if not isinstance(config, dict) or set(config) - {"model", "suite"} != {"common", "benchmarks"}:
         raise FolderError(f"{path} is not the configuration of an evaluation; give another folder")
     return config
 

@@ -59,11 +59,10 @@ class BenchmarkSet:
     source: str
     notes: tuple[str, ...]
 
-    def facts(self, ask: str | None, of_group: Sequence[str], in_mean: bool = True) -> dict[str, Any]:
+    def facts(self, ask: str | None, of_group: Sequence[str]) -> dict[str, Any]:
         """What the entry in results.json says besides what is measured.
 
         ask: the instruction below each question; of_group: all benchmarks of the group
-        in_mean: whether it counts in the macro and micro mean of all benchmarks
         """
         names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens", "by")
         official, episodes, function = self.benchmark.rows, dict[str, Any](), self.benchmark.function
@@ -80,7 +79,7 @@ class BenchmarkSet:
             "url": urls and [*map(address_only, urls)],
             "ask": ask,
             "of_group": list(of_group),
-            "in_mean": in_mean,
+            "in_mean": not self.benchmark.own,  # whether it counts in the macro and micro mean; of a suite its own do
             "departures": list(self.benchmark.departures),
             "source": self.source,
             "fingerprint": fingerprint(question for _, question in self.rows),

@@ -117,6 +117,23 @@ def test_two_benchmarks_one_after_the_other_share_a_folder(warm_model, tmp_path,
     assert timeless_results(tmp_path / "x") == timeless_results(tmp_path)
 
 
+def test_the_means_are_over_the_suites_whatever_else_is_evaluated_in_the_folder(warm_model, tmp_path, bench):
+    """In whatever order, and over all where there is none."""
+    (tmp_path / "own.toml").write_text('[suites]\nlong = ["chains_beyond"]\n')
+    words = ("--model", warm_model, *HERE, "--definitions", tmp_path / "own.toml", "--limit", 2, "--max-tokens", 8)
+    calls = [
+        (("--benchmarks", "chains"), ["chains"]),
+        (("--benchmarks", "chains_beyond"), ["chains", "chains_beyond"]),
+        (("--suite", "long"), ["chains_beyond"]),
+        (("--benchmarks", "chains"), ["chains_beyond"]),
+        (("--suite", "chains"), ["chains", "chains_beyond"]),
+    ]
+    for call, names in calls:
+        bench(*words, *call, "--out", tmp_path / "x")
+        means = results(tmp_path / "x")["means"]
+        assert sorted(means["macro"]["benchmarks"]) == sorted(means["micro"]["benchmarks"]) == names, call
+
+
 def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_named(
     warm_model, tmp_path, bench, script, monkeypatch, caplog
 ):
