@@ -89,7 +89,7 @@ class EvaluationPlan:
             "benchmarks": {
                 benchmark: {
                     **{name: facts[name] for name in (*names, "function_sha256")},
-                    **{name: facts[name] for name in ("environment",) if name in facts},
+                    **{name: facts[name] for name in ("environment", "meta") if name in facts},
                     **{"limit": self.limit, "timeout": self.timeout},
                 }
                 for benchmark, facts in self.facts().items()

@@ -7,7 +7,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class BenchmarkSet:
             file = Path(environment.file())
             of_file = {"path": file.name, "sha256": sha256(file), "stop": list(environment.stop)}
             episodes = {"environment": {**settings, **of_file}}
+        if meta := sorted({name for file in self.benchmark.files for name in file.meta}):
+            episodes["meta"] = meta
         return {
             **{name: getattr(self.benchmark, name) for name in names},
             **episodes,
@@ -181,7 +183,9 @@ def _from_file(benchmark: Benchmark, path: Path, file: SetFile, notes: list[str]
     """notes: gets remarks on the questions"""
     import pyarrow as pa
 
-    convert = _conversion(benchmark, file)
+    one = _conversion(benchmark, file)
+    kept = lambda row: {**one.meta(row), **{name.rpartition(".")[2]: row[name] for name in file.meta}}
+    convert = replace(one, columns=(*one.columns, *file.meta), meta=kept)
     fields = [*convert.columns, *filter(None, [benchmark.by])]
     try:
         present = column_names(path)
@@ -257,13 +261,13 @@ def _questions(
         try:
             text, answer = (part.strip() for part in convert(_Row(row)))
             text.encode(), answer.encode()  # raises for half a surrogate pair
+            meta = convert.meta(_Row(row))
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise BenchmarkError(
                 f"{where}: not of the form expected ({type(error).__name__}: {error}): {str(dict(row))[:200]}"
             ) from error
         if not (text and answer):
             raise BenchmarkError(f"{where}: the {'answer' if text else 'question'} is empty")
-        meta = convert.meta(_Row(row))
         if by is not None and not missing_in(row, by):
             meta["group"] = str(field_value(row, by))
         questions.append((index, Question.make(benchmark.name, text, answer, meta)))

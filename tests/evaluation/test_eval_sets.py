@@ -98,6 +98,7 @@ def test_the_defaults_of_a_file_are_of_its_own_benchmarks_alone(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        ({"files": '[{ name = "a.jsonl", meta = "tests" }]'}, "files: meta takes tuple[str, ...], got 'tests'"),
         ({"sampels": "3"}, "there is no key 'sampels'; did you mean samples"),
         ({"samples": '"3"'}, "samples takes int, got '3'"),
         ({"verifier": '"maths"'}, "Verifier.kind must be one of"),
@@ -262,6 +263,11 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
             "rewards.py takes level, which is no column of the questions",
         ),
         (None, {"by": '"knd"'}, "no column 'knd', there are problem, answer"),
+        (
+            None,
+            {"files": '[{ name = "mine.jsonl", question = "problem", meta = ["tests"] }]'},
+            "no column 'tests', there are problem, answer; correct `files` of benchmark 'mine'",
+        ),
         ("", {}, "holds no questions; was it written to the end?"),
     ],
 )
