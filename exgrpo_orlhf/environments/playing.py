@@ -66,8 +66,8 @@ class Player:
         nothing of it."""
         ids = turn.token_ids.tolist()
         text, before = (str(self.tokenizer.decode(part, skip_special_tokens=False)) for part in (ids, ids[:-1]))
-        last, stops = self._special.get(ids[-1], ""), self.environment.stop
-        stops = [stop for stop in stops if stop in before or (stop in text and stop.endswith(last))]
+        last = self._special.get(ids[-1], "")
+        stops = [stop for stop in self.environment.stop if stop in before or (stop in text and stop.endswith(last))]
         if ends := [text.index(stop) + len(stop) for stop in stops]:
             return text[: min(ends)]
         return text if turn.finish == "length" else before
