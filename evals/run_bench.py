@@ -20,6 +20,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,10 @@ def _plan(arguments: argparse.Namespace, definitions: Any, names: list[str], wor
             "which are never encoded again; take --engine transformers"
         )
     prompts = prompts_as_trained.prompts_of(_prompt_options(arguments), model, training)
+    engine, model = _engine(arguments, model, prompts)
     builder = RequestBuilder(model, prompts, arguments.seed, training)
     asked_otherwise = prompts_as_trained.departures(builder, benchmarks)
     prompts_as_trained.log_prompts(builder, asked_otherwise)
-    engine = _engine(arguments, model, builder.prompts)
     plan = EvaluationPlan(
         builder=builder,
         sets=available,
@@ -151,7 +152,7 @@ def _plan(arguments: argparse.Namespace, definitions: Any, names: list[str], wor
         workers=arguments.workers,
         engine={"name": arguments.engine, **server},
         groups={group: definitions.group(group) for group in {each.group for each in benchmarks}},
-        suite=definitions.suites[arguments.suite] if arguments.suite else None,
+        suite=definitions.suites.get(arguments.suite, ()),
         record={
             "model": model.describe(),
             "template": builder.describe(),
@@ -195,8 +196,8 @@ def _prompt_options(arguments: argparse.Namespace) -> Any:
     return PromptOptions(**option_values(arguments, *names), chat_template_kwargs=chat_template_kwargs(arguments))
 
 
-def _engine(arguments: argparse.Namespace, model: Any, prompts: Any) -> Callable[[], Any]:
-    """A function that makes the engine. What can be checked before is checked now."""
+def _engine(arguments: argparse.Namespace, model: Any, prompts: Any) -> tuple[Callable[[], Any], Any]:
+    """(what makes the engine, the model with what a server says of it). What can be checked before is checked now."""
     if arguments.engine == "openai":
         from exgrpo_orlhf.sampling.openai_server import ServerSampler
 
@@ -208,11 +209,12 @@ def _engine(arguments: argparse.Namespace, model: Any, prompts: Any) -> Callable
             **option_values(arguments, "api", "concurrency"),
             chat_template_kwargs=prompts.chat_template_kwargs if arguments.api == "chat" else None,
         )
-        server.check_server()
-        return lambda: server
+        root = server.check_server()
+        return lambda: server, model if model.hash else replace(model, root=root)
     from exgrpo_orlhf.evaluation.evaluated_model import loop_sampler
 
-    return lambda: loop_sampler(model, **option_values(arguments, "device", "dtype", "rows", "threads"))
+    options = option_values(arguments, "device", "dtype", "rows", "threads")
+    return lambda: loop_sampler(model, **options), model
 
 
 def _write(out: Path, results: dict[str, Any]) -> None:

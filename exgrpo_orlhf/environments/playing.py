@@ -39,6 +39,8 @@ class Player:
         self.environment, self.prompts, self.max_tokens = environment, prompts, max_tokens
         self.tokenizer: Any = prompts.tokenizer
         self.success_at = less_rounding(environment.success_at)
+        added = self.tokenizer.added_tokens_decoder
+        self._special = {i: token.content for i, token in added.items() if token.special}
 
     @contextmanager
     def episodes(
@@ -60,14 +62,15 @@ class Player:
 
     def text(self, turn: Rollout) -> str:
         """As OpenRLHF's agents see a turn: with special tokens, without the end token, and up to the text that ends a
-        turn, behind which its last token may have more."""
+        turn, behind which its last token may have more. Such a text has all of a special token, as the end token is, or
+        nothing of it."""
         ids = turn.token_ids.tolist()
-        text = str(self.tokenizer.decode(ids, skip_special_tokens=False))
-        if ends := [text.index(stop) + len(stop) for stop in self.environment.stop if stop in text]:
+        text, before = (str(self.tokenizer.decode(part, skip_special_tokens=False)) for part in (ids, ids[:-1]))
+        last = self._special.get(ids[-1], "")
+        stops = [stop for stop in self.environment.stop if stop in before or (stop in text and stop.endswith(last))]
+        if ends := [text.index(stop) + len(stop) for stop in stops]:
             return text[: min(ends)]
-        if turn.finish == "length":
-            return text
-        return str(self.tokenizer.decode(ids[:-1], skip_special_tokens=False))
+        return text if turn.finish == "length" else before
 
 
 def player_of(environment: Environment | None, prompts: PromptEncoder, max_tokens: int) -> Player | None:

@@ -20,6 +20,7 @@ from ..io.provenance import git_commit, now, versions
 from ..io.stopping import Stop
 from ..records import Question
 from ..rewards import Verifier, Written
+from ..rewards.kinds import kind_named
 from ..sampling import EngineLost, Request, Sampler
 from ..tracking.samples import SAMPLES, Sample, SampleFile, prompt_hash
 from ..tracking.scores import RESULTS, summarise
@@ -38,6 +39,11 @@ _NOTHING: results_folder.Results = {"benchmarks": {}, "not_run": {}, "record": {
 _BATCH = 256  # responses regraded at a time
 _NEED_MORE = ("function", "http", "reasoning_gym", "code")  # verifiers that read more of a question than a sample has
 
+_OF_A_SERVER = {  # by the api, what a user's own grader does not get
+    "completions": "graded without token ids and end tokens: a server does not return them",
+    "chat": "graded without token ids and chat template: a server does not return them, a prompt is its messages' text",
+}
+
 
 @dataclass(frozen=True)
 class EvaluationPlan:
@@ -48,7 +54,8 @@ class EvaluationPlan:
     timeout: seconds for a verdict; workers: grading processes, 0 for one per core
     engine: settings of the engine that must stay the same when the evaluation is continued
     groups: all benchmarks of each group, requested or not
-    suite: the names of the suite, over which the means are; None: they are over all but the user's own benchmarks
+    suite: the names of the suite; the means are over those of all suites that were evaluated in the folder, and
+        without one over all but the user's own benchmarks
     record: further facts for results.json; provenance: of this process
     """
 
@@ -61,18 +68,19 @@ class EvaluationPlan:
     workers: int
     engine: Mapping[str, Any]
     groups: Mapping[str, Sequence[str]]
-    suite: Sequence[str] | None
+    suite: Sequence[str]
     record: Mapping[str, Any]
     provenance: Mapping[str, Any]
 
-    def config(self) -> dict[str, dict[str, Any]]:
-        """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS."""
-        model = self.builder.model.describe()
+    def config(self) -> dict[str, Any]:
+        """What all responses and verdicts depend on, and what those to each benchmark depend on, with GROWS; the names
+        over which the means are."""
         names = ("verifier", "function", "samples", "temperature", "top_p", "max_tokens", "rows", "by", "url")
         return {
-            "model": model["path"],
+            "model": self.builder.model.path,
+            "suite": [*self.suite],
             "common": {
-                "model": {name: model[name] for name in ("hash", "revision") if model[name]} or {"path": model["path"]},
+                "model": self.builder.model.identity(),
                 "template": self.builder.describe(),
                 "engine": dict(self.engine),
                 "seed": self.builder.seed,
@@ -81,7 +89,7 @@ class EvaluationPlan:
             "benchmarks": {
                 benchmark: {
                     **{name: facts[name] for name in (*names, "function_sha256")},
-                    **{name: facts[name] for name in ("environment",) if name in facts},
+                    **{name: facts[name] for name in ("environment", "meta") if name in facts},
                     **{"limit": self.limit, "timeout": self.timeout},
                 }
                 for benchmark, facts in self.facts().items()
@@ -93,9 +101,10 @@ class EvaluationPlan:
         facts = {}
         for test_set in self.sets:
             benchmark = test_set.benchmark
-            in_mean = not benchmark.own if self.suite is None else benchmark.name in self.suite
             ask, group = self.builder.instruction(benchmark), self.groups[benchmark.group]
-            facts[benchmark.name] = test_set.facts(ask, group, in_mean)
+            facts[benchmark.name] = test_set.facts(ask, group)
+            if self.engine["name"] == "openai" and kind_named(benchmark.verifier).whole:
+                facts[benchmark.name]["notes"].append(_OF_A_SERVER[self.engine["api"]])
         return facts
 
     def episodes(self) -> Episodes:
@@ -144,6 +153,8 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
             for file in files.values():
                 file.sort()
             facts = {**{name: earlier["benchmarks"][name] for name in others}, **plan.facts()}
+            if suite := config.get("suite"):
+                facts = {name: {**entry, "in_mean": name in suite} for name, entry in facts.items()}
             not_run = {**earlier["not_run"], **plan.not_run}
             not_run = {name: reason for name, reason in not_run.items() if name not in facts}
             sessions = results_folder.read_sessions(out)
@@ -202,7 +213,7 @@ def _regraded(file: SampleFile, verifier: Verifier, plain: bool, name: str, tags
     while batch := list(islice(samples, _BATCH)):
         pairs = [
             (
-                Question(old["id"], old["question"], old["gold"], name),
+                Question(old["id"], old["question"], old["gold"], name, {"options": old.get("options")}),
                 Written(old["response"], opens_thought(old["prompt"], own=tags), tags=tags),
             )
             for old in batch

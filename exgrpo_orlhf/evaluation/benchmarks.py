@@ -41,6 +41,7 @@ class SetFile:
     convert: how a row becomes a question; question, answer: its columns, for the conversions that need them; with
         verifier 'code' the answer is the tests
     options: the column with the texts of the options, for multiple choice; note: a remark beside the score
+    meta: further columns that the verifier or the environment needs, as QuestionFile.meta
     """
 
     name: str
@@ -49,6 +50,7 @@ class SetFile:
     answer: str = "answer"
     options: str | None = None
     note: str | None = None
+    meta: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_settings(SetFile, vars(self), "files: ")
@@ -66,7 +68,7 @@ class Benchmark:
         the questions of its training; for another model a multiple choice asks to box the label, and mathematics,
         unless something else in the prompt mentions a box, to box the answer
     made: questions that are made here; in a file chains, word_problems or reasoning_gym, with the fields of
-        ModularChains, WordProblems or ReasoningGym
+        ModularChains, WordProblems or ReasoningGym, but with split = "validation" by default
     environment: makes each response an episode; in a file the fields of Environment. A path is looked for beside the
         file of the block first. With reward 'verifier' the verifier grades, else the environment
     by: a column, or a field of the question's meta; each of its values gets its own score
@@ -206,10 +208,8 @@ class Definitions:
         for task in tasks:
             table = block.pop(task)
             require(isinstance(table, dict), f"{task} is a table such as {{ count = 100 }}, not {table!r}")
-            lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
-            block["made"] = loaded(entry_points_of("exgrpo_orlhf.gin")[_TASKS[task]])(**{**table, **lists})
-        if isinstance(block.get("url"), list):
-            block["url"] = tuple(block["url"])
+            settings = {"split": "validation", **_with_tuples(table)}
+            block["made"] = loaded(entry_points_of("exgrpo_orlhf.gin")[_TASKS[task]])(**settings)
         if "environment" in block:
             block["environment"] = _environment(block["environment"], file.resolve().parent)
         if public and len(set(PUBLIC_SETS[public].rows)) == 1:
@@ -224,8 +224,8 @@ class Definitions:
             "it there",
         )
         block["public"] = PUBLIC_SETS[public] if public else None
-        block["files"] = tuple(SetFile(**item) for item in files)
-        return Benchmark(name=name, folder=file.resolve().parent, own=is_own, **block)
+        block["files"] = tuple(SetFile(**_with_tuples(item)) for item in files)
+        return Benchmark(name=name, folder=file.resolve().parent, own=is_own, **_with_tuples(block))
 
 
 @cache
@@ -240,8 +240,11 @@ def _environment(table: Any, folder: Path) -> Environment:
     path = table.get("path")
     require(bool(path), "environment needs the path of its .py file")
     beside = {"path": str(folder / path)} if (folder / path).is_file() else {}
-    lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
-    return Environment(**{**table, **lists, **beside})
+    return Environment(**{**_with_tuples(table), **beside})
+
+
+def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
 
 
 def override(benchmark: Benchmark, **settings: Any) -> Benchmark:

@@ -53,6 +53,8 @@ class EvaluatedModel:
     hash: of its files; None for a model of the hub, which has a revision, and for a server's that is no folder here
     run, step, mlflow_run_id, metrics_log: of the training run, if it is a checkpoint of this trainer; metrics_log is
         the identity of the run's metrics log, by which MLflow can find the run
+    tokenizer_of: of a server's model that is no folder here, hash, run and step of the folder of its tokenizer
+    root: of such a model, what the server says that it has loaded
     """
 
     path: str
@@ -64,6 +66,8 @@ class EvaluatedModel:
     step: int | None = None
     mlflow_run_id: str | None = None
     metrics_log: str | None = None
+    tokenizer_of: dict[str, Any] | None = None
+    root: str | None = None
 
     @property
     def name(self) -> str:
@@ -72,6 +76,13 @@ class EvaluatedModel:
 
     def describe(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("tokenizer", "context")}
+
+    def identity(self) -> dict[str, Any]:
+        """What tells it from another model. Of a server's model its name alone may be known."""
+        files, served = ("hash", "revision"), ("path", "tokenizer_of", "root")
+        known = {name: value for name, value in self.describe().items() if value}
+        names = files if known.keys() & files else served
+        return {name: known[name] for name in names if name in known}
 
 
 def load(model: str) -> tuple[EvaluatedModel, dict[str, Any]]:
@@ -166,6 +177,9 @@ def served(name: str, tokenizer: str | None, api: str) -> tuple[EvaluatedModel, 
         context = _positions(AutoConfig.from_pretrained(tokenizer, trust_remote_code=False))
     except _UNREADABLE:  # a tokenizer alone: the server refuses prompts that are too long
         context = None
+    if model.hash is None and Path(tokenizer).is_dir():
+        of, names = _identified(model, Path(tokenizer), Path(tokenizer).resolve()).describe(), ("hash", "run", "step")
+        model = replace(model, tokenizer_of={name: of[name] for name in names if of[name] is not None})
     return replace(model, tokenizer=loaded, context=context), training
 
 

@@ -30,9 +30,12 @@ def card(checkpoint: Path, license_id: str | None = None) -> tuple[str, list[str
     state = json.loads(file.read_text(encoding="utf-8"))
     run, step, identity = checkpoint.parent, state["step"], state["identity"]
     model, questions, validation = (_reached(identity, f"Work.{name}") for name in ("model", "questions", "validation"))
+    supervised = [_reached(identity, name) for name in model if name.endswith("SupervisedModel.examples")]
+    by_rl = step > 0 or not supervised
+    data_of = {key: value for part in [*supervised, *([questions] * by_rl)] for key, value in part.items()}
     base, datasets = (
         [v[1:-1] for name, v in bindings.items() if name.endswith(field) and is_hub_id(v[1:-1], checkpoint)] or None
-        for bindings, field in ((model, "PretrainedModel.path"), (questions, "QuestionHub.id"))
+        for bindings, field in ((model, "PretrainedModel.path"), (data_of, "QuestionHub.id"))
     )
     log = run / "metrics.jsonl"
     rows = {row["step"]: row for row in MetricsLog(log).rows()} if log.exists() else {}
@@ -44,14 +47,15 @@ def card(checkpoint: Path, license_id: str | None = None) -> tuple[str, list[str
         f"metrics: {run / 'metrics.jsonl'} has no row of step {step}": not metrics,
         f"versions: {run / 'evaluation'} has no evaluation up to step {step}, which would hold them": not versions,
     }
-    tags = ["reinforcement-learning", "rlvr", *(["exgrpo", "experience-replay"] if replay else ["grpo"])]
+    tags = ["reinforcement-learning", "rlvr", *(["exgrpo", "experience-replay"] if replay else ["grpo"])] * by_rl
+    tags += ["sft"] * bool(supervised)
     data = ModelCardData(license=license_id, library_name="transformers", tags=tags, base_model=base, datasets=datasets)
     buffer = json.loads((checkpoint / "replay" / "manifest.json").read_text(encoding="utf-8"))
     counts = "{trajectories:,} stored trajectories, {questions:,} questions with an accuracy, {retired:,} retired"
     sections = {
-        "Method": _method(state, replay),
+        "Method": "Supervised training on given responses (SFT). " * bool(supervised) + _method(state, replay) * by_rl,
         "Recipe": f"`config.gin` is the whole configuration: `exgrpo-train --gin config.gin`.{_code(model)}",
-        "Data": _code(questions | validation | _settings(identity, "Verifier")).strip(),
+        "Data": _code(data_of | validation | _settings(identity, "Verifier")).strip(),
         "Replay buffer": f"{counts.format(**buffer)}; not published." if replay else "None.",
         "Metrics": metrics or "None are known.",
         "Versions": versions or f"torch {state['torch']}; no others are known.",

@@ -118,4 +118,5 @@ def _departures(benchmark: dict[str, Any], paper: Paper, column: str) -> list[st
     if benchmark["samples"] != paper.samples[column]:
         departures.append(f"avg@{benchmark['samples']}, avg@{paper.samples[column]} in the paper")
     sampling = (("temperature", "temperature", paper.temperature), ("top_p", "top-p", paper.top_p))
-    return departures + [f"{words} {benchmark[name]}" for name, words, value in sampling if benchmark[name] != value]
+    departures += [f"{words} {benchmark[name]}" for name, words, value in sampling if benchmark[name] != value]
+    return departures + [change for change in benchmark["departures"] if change.startswith("max_tokens")]

@@ -44,7 +44,8 @@ class Response:
         """tokenizer: of the token ids; player: of an episode; tags: as Prompts.thought_tags"""
         in_thought = opens_thought(request.prompt, request.messages, tags)
         if isinstance(rollout, ServedRollout):
-            as_written = Written(rollout.text, in_thought, tags=tags)
+            read = lambda: (request.prompt, request.prompt + rollout.text)
+            as_written = Written(rollout.text, in_thought, read, tags=tags)
             return cls(request, rollout.text, rollout.tokens, rollout.finish, as_written, rollout.prompt_tokens)
         text = response_text(tokenizer, rollout.token_ids.tolist(), *tags)
         prompt = lambda: (request.prompt, request.prompt_ids)

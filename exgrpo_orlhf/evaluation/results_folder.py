@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +15,7 @@ from ..io.json_lines import JsonLines
 from ..tracking.samples import SAMPLES, Line, Sample, SampleFile
 from ..tracking.scores import FORMAT, RESULTS
 
+log = logging.getLogger(__name__)
 CONFIG, TIMES, SESSIONS = "config.json", "times.jsonl", "sessions.json"
 GROWS = ("limit", "samples")  # settings that may be raised later: the responses that exist stay valid
 Results = dict[str, Any]  # results.json as read
@@ -28,20 +30,26 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         config: "common" is what every response depends on, "benchmarks" what those to each depend on, and GROWS.
-            "model": where the model is, for the message.
+            "model": where the model is, for the message. "suite": names.
 
     Returns:
-        The configuration to write: with what the folder holds of other benchmarks.
+        The configuration to write: with what the folder holds of other benchmarks, and the names of its other suites.
 
     Raises:
         FolderError: names each difference.
     """
     before: dict[str, dict[str, Any]] = {}
-    differences = []
+    differences, suite = [], config["suite"]
     if begun := with_samples(folder):  # not an attempt that ended before its first response
         earlier = read_config(folder)
+        suite = [*dict.fromkeys([*earlier.get("suite", ()), *suite])]
         before = {name: entry for name, entry in earlier["benchmarks"].items() if name in begun}
-        if earlier["common"]["model"] == {"path": config["model"]}:  # of a server, before its folder had a hash
+        if earlier["common"]["model"] == {"path": config["model"]}:  # of a server, of which no more was known
+            log.warning(
+                "%s: the model's name, %s, is all that is known of the model of its responses; give --out another "
+                "folder if the server has another checkpoint now",
+                *(folder, config["model"]),
+            )
             earlier["common"]["model"] = config["common"]["model"]
         differences = _differences("", earlier["common"], config["common"])
         if earlier["common"]["model"] != config["common"]["model"]:
@@ -54,7 +62,8 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
             "Give --out another folder, or the same settings"
         )
-    return {**config, "benchmarks": {**before, **config["benchmarks"]}}
+    kept = {name: value for name, value in config.items() if name != "suite"} | ({"suite": suite} if suite else {})
+    return {**kept, "benchmarks": {**before, **config["benchmarks"]}}
 
 
 def with_samples(folder: Path) -> set[str]:
@@ -76,7 +85,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Raises FolderError if there is no configuration, or it cannot be read."""
     path = folder / CONFIG
     config = _read(path, "without it nothing says how the responses were made: give another folder")
-    if not isinstance(config, dict) or set(config) - {"model"} != {"common", "benchmarks"}:
+    if not isinstance(config, dict) or set(config) - {"model", "suite"} != {"common", "benchmarks"}:
         raise FolderError(f"{path} is not the configuration of an evaluation; give another folder")
     return config
 

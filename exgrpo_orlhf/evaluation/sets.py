@@ -7,7 +7,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,10 @@ class BenchmarkSet:
     source: str
     notes: tuple[str, ...]
 
-    def facts(self, ask: str | None, of_group: Sequence[str], in_mean: bool = True) -> dict[str, Any]:
+    def facts(self, ask: str | None, of_group: Sequence[str]) -> dict[str, Any]:
         """What the entry in results.json says besides what is measured.
 
         ask: the instruction below each question; of_group: all benchmarks of the group
-        in_mean: whether it counts in the macro and micro mean of all benchmarks
         """
         names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens", "by")
         official, episodes, function = self.benchmark.rows, dict[str, Any](), self.benchmark.function
@@ -73,6 +72,8 @@ class BenchmarkSet:
             file = Path(environment.file())
             of_file = {"path": file.name, "sha256": sha256(file), "stop": list(environment.stop)}
             episodes = {"environment": {**settings, **of_file}}
+        if meta := sorted({name for file in self.benchmark.files for name in file.meta}):
+            episodes["meta"] = meta
         return {
             **{name: getattr(self.benchmark, name) for name in names},
             **episodes,
@@ -80,7 +81,7 @@ class BenchmarkSet:
             "url": urls and [*map(address_only, urls)],
             "ask": ask,
             "of_group": list(of_group),
-            "in_mean": in_mean,
+            "in_mean": not self.benchmark.own,  # whether it counts in the macro and micro mean; of a suite its own do
             "departures": list(self.benchmark.departures),
             "source": self.source,
             "fingerprint": fingerprint(question for _, question in self.rows),
@@ -109,6 +110,8 @@ def load(benchmark: Benchmark, folders: Sequence[Path], limit: int | None, hub: 
     if benchmark.made:
         made = benchmark.made.load()  # with the task's ids, by which they are recognised as questions of training
         rows, source = [(row, grouped(question, benchmark.by)) for row, question in enumerate(made)], "made here"
+        if benchmark.made.split == "train":
+            notes.append("split = 'train': runs on this task are trained on such questions, perhaps on these")
     elif file := _local_file(benchmark, places):
         rows, source = _from_file(benchmark, *file, notes), str(file[0])
     elif benchmark.public and hub:
@@ -180,7 +183,9 @@ def _from_file(benchmark: Benchmark, path: Path, file: SetFile, notes: list[str]
     """notes: gets remarks on the questions"""
     import pyarrow as pa
 
-    convert = _conversion(benchmark, file)
+    one = _conversion(benchmark, file)
+    kept = lambda row: {**one.meta(row), **{name.rpartition(".")[2]: row[name] for name in file.meta}}
+    convert = replace(one, columns=(*one.columns, *file.meta), meta=kept)
     fields = [*convert.columns, *filter(None, [benchmark.by])]
     try:
         present = column_names(path)
@@ -256,13 +261,15 @@ def _questions(
         try:
             text, answer = (part.strip() for part in convert(_Row(row)))
             text.encode(), answer.encode()  # raises for half a surrogate pair
+            meta = convert.meta(_Row(row))
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise BenchmarkError(
                 f"{where}: not of the form expected ({type(error).__name__}: {error}): {str(dict(row))[:200]}"
             ) from error
         if not (text and answer):
             raise BenchmarkError(f"{where}: the {'answer' if text else 'question'} is empty")
-        meta = {} if by is None or missing_in(row, by) else {"group": str(field_value(row, by))}
+        if by is not None and not missing_in(row, by):
+            meta["group"] = str(field_value(row, by))
         questions.append((index, Question.make(benchmark.name, text, answer, meta)))
     asked = [question for _, question in questions]
     where = f"benchmark {benchmark.name!r}: {place.name}"

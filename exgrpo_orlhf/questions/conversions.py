@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..grader.boxes import last_box
+from ..grader.options import options_of
 from .text import without_thousands
 
 Row = Mapping[str, Any]
@@ -26,10 +27,12 @@ Convert = Callable[[Row], tuple[str, str]]
 
 @dataclass(frozen=True)
 class Conversion:
-    """columns: the columns of a row that `convert` reads; convert: row → (question, answer)"""
+    """columns: the columns of a row that `convert` reads; convert: row → (question, answer)
+    meta: row → what a verifier reads of the question's meta"""
 
     columns: tuple[str, ...]
     convert: Convert
+    meta: Callable[[Row], dict[str, Any]] = lambda row: {}
 
     def __call__(self, row: Row) -> tuple[str, str]:
         return self.convert(row)
@@ -68,7 +71,6 @@ def choice(question: str, options: str, answer: str) -> Conversion:
     ValueError where it is none of these, or where these readings name different options.
     """
 
-    @_reads(question, options, answer)
     def convert(row: Row) -> tuple[str, str]:
         if not isinstance(row[options], list):
             raise ValueError(f"{options!r} is no list of texts but {row[options]!r:.60}")
@@ -86,7 +88,11 @@ def choice(question: str, options: str, answer: str) -> Conversion:
             raise ValueError(f"the answer {row[answer]!r} names {which} of the {len(texts)} options {texts!r:.120}")
         return _with_choices(row[question], labels, texts), named[0]
 
-    return convert
+    def by_label(row: Row) -> dict[str, Any]:
+        texts = options_of([*map(str, row[options])]).values()  # without labels of their own
+        return {"options": dict(zip(string.ascii_uppercase, texts, strict=False))}
+
+    return Conversion((question, options, answer), convert, by_label)
 
 
 def boxed(question: str, solution: str) -> Conversion:

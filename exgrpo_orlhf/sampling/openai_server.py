@@ -74,8 +74,9 @@ class ServerSampler(QueuedSampler):
         self._over = threading.Event()  # set by a failure or `_cancel`: of the requests since the last `_cancel`
         self._done: queue.SimpleQueue[Future[list[Rollout]]] = queue.SimpleQueue()
 
-    def check_server(self) -> None:
-        """Raises EngineLost unless the server answers and has the model."""
+    def check_server(self) -> str | None:
+        """Raises EngineLost unless the server answers and has the model. Returns what the server says that it has
+        loaded under the model's name, such as a folder, if it does."""
         try:
             reply = self._http.get(f"{self.base_url}/models", 30.0)
         except RequestFailed as error:
@@ -94,6 +95,8 @@ class ServerSampler(QueuedSampler):
         if models[self.model].get("owned_by") in ("vllm", "sglang"):
             self._filters = {**_PENALTIES, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
             self._knows_tokens = True
+        root = models[self.model].get("root")
+        return None if root in (None, self.model) else str(root)
 
     async def _answers(self, request: Request, seed: int, over: threading.Event) -> list[Rollout]:
         async with self._free:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from ..grader.grade import Grade
+from ..grader.options import options_of
 from ..io.files import replacing
 from ..io.json_lines import JsonLines
 from ..questions.text import plain_text
@@ -30,6 +31,7 @@ class Sample(TypedDict):
     plain: the verdict of math-verify's plain recipe, None where it was not requested
     group: of the question, None where the benchmark has no groups
     rewards: by name, where the run has several (Verifier.rewards)
+    options: of a question that lists its options, by label
     """
 
     row: int
@@ -49,6 +51,7 @@ class Sample(TypedDict):
     finish: str
     group: str | None
     rewards: NotRequired[dict[str, float]]
+    options: NotRequired[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,11 @@ def _sample(answered: Answered, grade: Grade) -> Sample:
         "finish": answered.finish,
         "group": question.meta.get("group"),
     }
-    return {**sample, "rewards": dict(grade.parts)} if grade.parts else sample
+    if grade.parts:
+        sample["rewards"] = dict(grade.parts)
+    if options := options_of(question.meta.get("options")):
+        sample["options"] = options
+    return sample
 
 
 def grouped(question: Question, by: str | None) -> Question:
@@ -152,7 +159,7 @@ class SampleFile(JsonLines):
 
     def _key(self, row: Any) -> Line:
         fields = set(Sample.__annotations__)
-        if fields - set(row) - {"rewards"} or set(row) - fields:
+        if fields - set(row) - {"rewards", "options"} or set(row) - fields:
             raise ValueError("its fields are not those of a sample")
         if unknown := {row["verdict"], row["plain"]} - {*VERDICTS, None}:
             raise ValueError(f"verdicts are {', '.join(VERDICTS)}, not {unknown.pop()!r}")

@@ -209,6 +209,16 @@ def test_a_text_that_ends_a_turn_can_be_a_special_tokens_and_then_the_environmen
     assert seen == hidden + special
 
 
+def test_a_text_that_ends_a_turn_is_not_found_inside_the_end_tokens_own_text(warm_model, own):
+    engine = make_engine(warm_model)
+    end, ids = engine.tokenizer.eos_token, engine.tokenizer("1+2=", add_special_tokens=False)["input_ids"]
+    turn = Rollout(np.array([*ids, engine.tokenizer.eos_token_id], np.int32), "stop")
+    stops = {(): "1+2=", (end[-1],): "1+2=", (end[1:-1], "+"): "1+", (end[0], "=" + end): f"1+2={end}"}
+    environment = own()
+    for stop, text in stops.items():
+        assert Player(replace(environment, stop=stop), engine.prompts, 24).text(turn) == text, stop
+
+
 def test_a_turn_ends_with_its_stop_text_whatever_else_its_last_token_has(warm_model, own):
     engine = make_engine(warm_model)
     ids = np.array(engine.tokenizer("1+2=", add_special_tokens=False)["input_ids"], np.int32)

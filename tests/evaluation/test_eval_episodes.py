@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from eval_builders import HERE, results, samples
+from eval_builders import HERE, definition, results, samples
 from run_builders import ROOT, train_small
 
 CALCULATOR = ROOT / "benchmarks" / "slipping_calculator.py"
@@ -70,6 +70,29 @@ def test_an_interrupted_evaluation_ends_with_the_same_episodes(play):
     play(*words, out="y")
     assert again.read_bytes() == content
     assert len({json.loads(line)["response"] for line in lines}) > 20, "each sample has its seed"
+
+
+@pytest.mark.slow
+def test_an_environment_gets_the_columns_that_a_files_entry_names(byte_model, tmp_path, bench):
+    (tmp_path / "agent.py").write_text(
+        "class Agent:\n"
+        "    def reset(self, states):\n"
+        "        self.meta = states['meta']\n"
+        "        return states\n\n"
+        "    def step(self, states):\n"
+        "        right = self.meta == {'level': 3, 'tests': ['a', 2.5]}\n"
+        "        return {'rewards': float(right), 'environment_feedback': '', 'done': True}\n"
+    )
+    row = {"problem": "2+2?", "answer": "4", "tests": ["a", 2.5], "more": {"level": 3}, "other": 1}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    more = {"environment": '{ path = "agent.py", timeout = 60.0 }', "max_tokens": "4"}
+    entry = 'name = "rows.jsonl", question = "problem"'
+    block = definition(tmp_path, files=f'[{{ {entry}, meta = ["tests", "more.level"] }}]', **more)
+    words = ("--model", byte_model, "--definitions", block, "--benchmarks", "mine", *HERE, "--out", tmp_path / "x")
+    bench(*words)
+    assert results(tmp_path / "x")["benchmarks"]["mine"]["avg"]["value"] == 1
+    definition(tmp_path, files=f"[{{ {entry} }}]", **more)
+    assert "mine.meta: ['more.level', 'tests'] there, None now" in bench(*words, status=2)
 
 
 @pytest.mark.parametrize("more", ["", VERIFIED])

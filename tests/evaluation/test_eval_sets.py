@@ -98,6 +98,7 @@ def test_the_defaults_of_a_file_are_of_its_own_benchmarks_alone(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        ({"files": '[{ name = "a.jsonl", meta = "tests" }]'}, "files: meta takes tuple[str, ...], got 'tests'"),
         ({"sampels": "3"}, "there is no key 'sampels'; did you mean samples"),
         ({"samples": '"3"'}, "samples takes int, got '3'"),
         ({"verifier": '"maths"'}, "Verifier.kind must be one of"),
@@ -195,6 +196,18 @@ def test_scores_by_a_field_that_the_questions_made_here_do_not_have_are_missed_i
     assert note == "no scores by oprands: no question of this set has it"
 
 
+@pytest.mark.parametrize("task", ["chains", "word_problems"])
+def test_questions_made_here_are_of_no_split_that_is_trained_on_unless_the_block_says_so_which_is_noted(task, tmp_path):
+    made = {"files": "[]", "verifier": '"modular_chain"' if task == "chains" else '"word_problem"'}
+    for words, split, notes in (("", "validation", 0), (', split = "train"', "train", 1)):
+        benchmark = mine(tmp_path, **made, **{task: f"{{ count = 4{words} }}"})
+        shown = sets.load(benchmark, (), None)
+        trained_on = type(benchmark.made)(count=4).load()
+        assert benchmark.made.split == split
+        assert ([question for _, question in shown.rows] == trained_on) == (split == "train")
+        assert ["split = 'train': " in note for note in shown.notes] == [True] * notes
+
+
 # -- errors, before anything is generated -----------------------------------------------------------------------------
 
 
@@ -250,6 +263,11 @@ def test_an_unknown_benchmark_or_suite_names_the_nearest(warm_model, refused):
             "rewards.py takes level, which is no column of the questions",
         ),
         (None, {"by": '"knd"'}, "no column 'knd', there are problem, answer"),
+        (
+            None,
+            {"files": '[{ name = "mine.jsonl", question = "problem", meta = ["tests"] }]'},
+            "no column 'tests', there are problem, answer; correct `files` of benchmark 'mine'",
+        ),
         ("", {}, "holds no questions; was it written to the end?"),
     ],
 )

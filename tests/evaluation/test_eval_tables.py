@@ -187,6 +187,7 @@ def test_what_was_run_in_part_or_otherwise_has_a_star_and_makes_no_average(tmp_p
     [
         ("temperature", 1.0, "temperature 1.0"),
         ("top_p", 0.9, "top-p 0.9"),
+        ("departures", ["temperature 0.6, not 1.0", "max_tokens 256, not 8192"], "max_tokens 256, not 8192"),
         (None, None, "12 questions, 198 in the paper's file"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import sys
 import pytest
 from eval_builders import CHAINS, HERE, RUN_BENCH, definition, results, samples, timeless_results
 from full_disk import full_disk
+from http_server import http_server
 from mlflow.tracking import MlflowClient
 from results_builder import make_results
 from run_builders import BUILDERS, ROOT, python, rows, small_bindings, train_small, wait_until
@@ -19,6 +21,7 @@ from tracking_builders import tracked_runs
 
 from exgrpo_orlhf import config
 from exgrpo_orlhf.checkpoints import claim
+from exgrpo_orlhf.io.files import write_json
 from exgrpo_orlhf.sampling import EngineLost, Sampler, ServedRollout
 from exgrpo_orlhf.training.run import train
 
@@ -114,6 +117,23 @@ def test_two_benchmarks_one_after_the_other_share_a_folder(warm_model, tmp_path,
     assert timeless_results(tmp_path / "x") == timeless_results(tmp_path)
 
 
+def test_the_means_are_over_the_suites_whatever_else_is_evaluated_in_the_folder(warm_model, tmp_path, bench):
+    """In whatever order, and over all where there is none."""
+    (tmp_path / "own.toml").write_text('[suites]\nlong = ["chains_beyond"]\n')
+    words = ("--model", warm_model, *HERE, "--definitions", tmp_path / "own.toml", "--limit", 2, "--max-tokens", 8)
+    calls = [
+        (("--benchmarks", "chains"), ["chains"]),
+        (("--benchmarks", "chains_beyond"), ["chains", "chains_beyond"]),
+        (("--suite", "long"), ["chains_beyond"]),
+        (("--benchmarks", "chains"), ["chains_beyond"]),
+        (("--suite", "chains"), ["chains", "chains_beyond"]),
+    ]
+    for call, names in calls:
+        bench(*words, *call, "--out", tmp_path / "x")
+        means = results(tmp_path / "x")["means"]
+        assert sorted(means["macro"]["benchmarks"]) == sorted(means["micro"]["benchmarks"]) == names, call
+
+
 def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_named(
     warm_model, tmp_path, bench, script, monkeypatch, caplog
 ):
@@ -130,7 +150,7 @@ def test_the_finished_runs_of_a_suite_are_evaluated_once_and_the_others_are_name
     assert not (out / "retired_back").exists()
     evaluated = samples(out / "ExGRPO" / "seed0")
     assert results(out / "ExGRPO" / "seed0")["record"]["model"]["step"] == 1
-    monkeypatch.setattr(script, "_engine", lambda *_: pytest.fail)  # called where a response is missing
+    monkeypatch.setattr(script, "_engine", lambda _, model, __: (pytest.fail, model))  # called where one is missing
     bench(*words)
     assert samples(out / "ExGRPO" / "seed0") == evaluated
     assert "leave out --model" in bench(*words, "--model", warm_model, status=2)
@@ -231,6 +251,92 @@ def test_the_folder_of_an_earlier_version_is_continued(byte_model, tmp_path, ben
     assert f"the model: {byte_model} there" in bench(*words, 3, status=2)
 
 
+@pytest.fixture
+def served(bench, tmp_path):
+    """An evaluation of a server's model on a benchmark of sums, of whose responses all are the same."""
+
+    def run(*words: object, root: str | None = None, text: str = "3", status: int = 0, **block: str) -> str:
+        def reply(method, path, headers, body):
+            if method == "GET":
+                return 200, {}, json.dumps({"data": [{"id": "policy", "root": root}]})
+            usage = {"prompt_tokens": len(json.loads(body).get("prompt", "")) or 9, "completion_tokens": 2}
+            choice = {"finish_reason": "stop", "text": text, "message": {"content": text}}
+            return 200, {}, json.dumps({"choices": [choice], "usage": usage})
+
+        with http_server(reply) as url:
+            block = ("--definitions", definition(tmp_path, **block), "--benchmarks", "mine", "--no-mlflow")
+            server = ("--model", "policy", "--engine", "openai", "--base-url", f"{url}/v1")
+            few = ("--limit", 3, "--max-tokens", 8)
+            return bench(*server, *block, *few, *words, "--out", tmp_path / "x", status=status)
+
+    return run
+
+
+def test_another_checkpoint_under_the_name_of_a_servers_model_does_not_go_on_from_its_responses(
+    byte_model, tmp_path, served
+):
+    state = {"step": 7, "identity": {"Prompts.template": "'plain'"}}
+    for name in "ab":
+        write_json(shutil.copytree(byte_model, tmp_path / name / "checkpoint-7") / "trainer" / "state.json", state)
+    weights = tmp_path / "b" / "checkpoint-7" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes() + b" ")
+    served("--tokenizer", tmp_path / "a" / "checkpoint-7")
+    served("--tokenizer", tmp_path / "a" / "checkpoint-7")
+    error = served("--tokenizer", tmp_path / "b" / "checkpoint-7", status=2)
+    assert "model.tokenizer_of.run: 'a' there, 'b' now" in error
+    assert "model.tokenizer_of.hash: " in error
+    assert results(tmp_path / "x")["record"]["model"]["tokenizer_of"]["step"] == 7
+
+
+def test_what_a_server_says_that_it_has_loaded_tells_its_model_and_a_name_alone_is_doubted(tmp_path, served, caplog):
+    served("--api", "chat", root="runs/a/checkpoint-7")
+    assert "model.root: 'runs/a/checkpoint-7' there, 'runs/b' now" in served("--api", "chat", root="runs/b", status=2)
+    served("--api", "chat", root="runs/a/checkpoint-7")
+    assert "the model's name" not in caplog.text
+    shutil.rmtree(tmp_path / "x")
+    served("--api", "chat")
+    assert "the model's name" not in caplog.text
+    served("--api", "chat")
+    assert "the model's name, policy, is all that is known of the model of its responses" in caplog.text
+    served("--api", "chat", root="runs/b")
+    assert len(caplog.text.split("the model's name")) == 3
+
+
+@pytest.mark.parametrize(("api", "note"), [("completions", "end tokens"), ("chat", "its messages' text")])
+def test_a_function_gets_the_prompt_that_a_servers_model_read_and_a_note_says_what_it_does_not_get(
+    api, note, byte_model, tmp_path, served
+):
+    function = tmp_path / "f.py"
+    function.write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        f"    with open({str(tmp_path / 'seen')!r}, 'a') as file:\n"
+        "        print(repr((prompts[0], queries[0])), file=file)\n"
+        "    return [float(labels[0] in queries[0][len(prompts[0]):])]\n"
+    )
+    block = {"verifier": '"function"', "function": f'"{function}"'}
+    words = ("--tokenizer", byte_model) if api == "completions" else ("--api", api)
+    served(*words, "--system", "Be brief.", text="It is 3.", **block)
+    pairs = [ast.literal_eval(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    prompts = [line["prompt"] for line in samples(tmp_path / "x", "mine")]
+    assert {*pairs} == {(prompt, f"{prompt}It is 3.") for prompt in prompts}
+    assert all("Be brief." in prompt for prompt in prompts)
+    result = results(tmp_path / "x")["benchmarks"]["mine"]
+    assert result["avg"]["value"] == pytest.approx(1 / 3)
+    assert note in result["notes"][-1]
+
+
+def test_an_option_is_right_by_its_text_too_also_when_it_is_graded_again(tmp_path, served, bench):
+    row = {"q": "The capital of France?", "o": ["1) Rome", "2) Paris"], "a": 1}
+    (tmp_path / "mc.jsonl").write_text(json.dumps(row) + "\n")
+    files = '[{ name = "mc.jsonl", question = "q", options = "o", answer = "a" }]'
+    served("--api", "chat", text="So it is \\boxed{Paris}.", verifier='"choice"', files=files)
+    (sample,) = samples(tmp_path / "x", "mine")
+    assert (sample["verdict"], sample["gold"]) == ("correct", "B")
+    assert sample["options"] == {"A": "Rome", "B": "Paris"}
+    bench("regrade", tmp_path / "x")
+    assert samples(tmp_path / "x", "mine") == [sample]
+
+
 @pytest.mark.slow
 def test_regrading_needs_no_model_and_corrects_verdicts(warm_model, tmp_path, bench):
     model, out = tmp_path / "model", tmp_path / "x"
@@ -324,7 +430,7 @@ class Failing(Sampler):
 
 
 def test_responses_finished_before_an_engine_died_are_kept(tmp_path, chains, script, monkeypatch):
-    monkeypatch.setattr(script, "_engine", lambda *_: Failing)
+    monkeypatch.setattr(script, "_engine", lambda _, model, __: (Failing, model))
     assert "the engine died; the responses so far are kept" in chains("--limit", 6, status=1)
     assert len(samples(tmp_path)) == 4
 

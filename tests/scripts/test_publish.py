@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import exgrpo_orlhf
-from exgrpo_orlhf.evaluation.model_card import is_hub_id, without_folders
+from exgrpo_orlhf.evaluation.model_card import card, is_hub_id, without_folders
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,23 @@ def test_a_run_without_lora_replay_and_validation_has_a_card_too(warm_model, tmp
     assert [line.split(":")[1].strip() for line in lines if line.startswith("missing: ")] == [
         *("license", "base_model", "datasets", "versions"),
     ]
+
+
+@pytest.mark.parametrize(("steps", "tags"), [(0, ["sft"]), (1, ["reinforcement-learning", "rlvr", "grpo", "sft"])])
+def test_the_card_of_a_model_after_supervised_training_tells_of_it_and_of_rl_only_after_a_step(
+    steps, tags, warm_model, tmp_path
+):
+    bindings = ["SupervisedModel.model = @PretrainedModel()", "SupervisedModel.examples = @given/ModularChains()"]
+    bindings += ["given/ModularChains.count = 8", f"SupervisedModel.cache = {str(tmp_path / 'cache')!r}"]
+    bindings += ["Work.model = @SupervisedModel()", "train.eval_every = None", f"train.steps = {steps}"]
+    train_small(warm_model, tmp_path / "run", *bindings, files=("toy.gin", "baselines/sft.gin"))
+    text, _ = card(tmp_path / "run" / f"checkpoint-{steps}")
+    assert ModelCard(text).data.tags == tags
+    of = {part.partition("\n")[0]: part for part in text.split("\n## ")}
+    assert "Supervised training on given responses (SFT)." in of["Method"]
+    assert ("Reinforcement learning" in of["Method"]) == (steps > 0)
+    assert "given/ModularChains.count = 8" in of["Data"]
+    assert ("Work.questions" in of["Data"]) == (steps > 0)
 
 
 @pytest.mark.parametrize(("recipe", "binding"), [
