@@ -185,7 +185,9 @@ def corrected() -> list[str]:
 def _choice(bed: Bed) -> tuple[list[str], Choice | None]:
     """The tuning table, and what is compared by it; None where tuning runs are missing."""
     found = runs(bed)
-    described = [arm for arm in bed.described if any(run.arm == arm for run in found.values())]
+    pairs = {(arm, rate) for arm, rate, _ in found}
+    whole = [arm for arm, rate in pairs if all((arm, rate, seed) in found for seed in TUNING)]
+    described = [arm for arm in bed.described if arm in whole]
     compared = {arm: rates for arm, rates in bed.grids.items() if arm not in bed.described}
     tuned = {key: run for key, run in found.items() if run.seed in TUNING and run.arm in (*compared, *described)}
     wanted = [(arm, rate, seed) for arm, rates in compared.items() for rate in rates for seed in TUNING]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..checkpoints import RunFolderError, claim, find, refuse_earlier, refuse_ot
 from ..checks import require
 from ..experiment import Outcome
 from ..io import terminal
-from ..io.files import write
+from ..io.files import read_text, write
 from ..io.paths import WORKPLACE
 from ..io.provenance import git_commit
 from ..questions import QuestionFile
@@ -27,6 +28,7 @@ from ..records import EXTRA_INFO, Question
 from ..tracking.client import own_tags
 from .build import load
 from .function_source import source_of
+from .gin_files import find_all
 
 _WRITTEN = ".written"  # in a run's folder: which of its files are from here
 
@@ -73,7 +75,8 @@ def train(
             files[path.name], own = _lines(source, reward, name)
             columns |= own
         bound += [f"{scope}QuestionFile.{column} = {value!r}" for column, value in columns.items()]
-        inherited = {column: getattr(QuestionFile, column) for column in columns}
+        given = _bound_columns(gin, bindings)  # which validation may be meant to have
+        inherited = {column: getattr(QuestionFile, column) for column in columns if column not in given}
     if reward is not None:
         function = f"{run / 'reward.py'}:{reward.__name__}"
         bound += ["Verifier.kind = 'function'", f"Verifier.function = {function!r}"]
@@ -88,6 +91,12 @@ def train(
     tags = {"seed": str(experiment.settings.seed), "git_commit": git_commit(), **own_tags(sys.argv[0])}
     uri = f"sqlite:///{WORKPLACE / 'mlflow.db'}"
     return train_experiment(experiment, run, resume=resume, tracking_uri=uri, tags=tags)
+
+
+def _bound_columns(gin: Sequence[str | Path], bindings: Sequence[str]) -> set[str]:
+    """Of `QuestionFile`, what a file that is named, or a binding, has for validation or for both."""
+    texts = [*map(read_text, find_all(gin)), *bindings]
+    return {name for text in texts for name in re.findall(r"^\s*(?:validation/)?QuestionFile\.(\w+)\s*=", text, re.M)}
 
 
 def _lines(source: Any, reward: Callable[..., Any] | None, name: str) -> tuple[str, dict[str, Any]]:
@@ -162,9 +171,9 @@ def _write(files: Mapping[Path, bytes], record: Path, begun: bool) -> None:
     files, or where the file is not from here: it may be the user's only copy.
     """
     own = record.read_text(encoding="ascii").split() if record.exists() else []
-    for path, content in files.items():
-        if not path.exists() or (there := path.read_bytes()) == content:
-            continue
+    new = {path: content for path, content in files.items() if not path.exists() or path.read_bytes() != content}
+    for path in filter(Path.exists, new):
+        there = path.read_bytes()
         what = "reward" if path.suffix == ".py" else path.stem
         if begun:
             raise RunFolderError(
@@ -176,8 +185,8 @@ def _write(files: Mapping[Path, bytes], record: Path, begun: bool) -> None:
                 f"{path} is a file of yours, which the run's own copy of its {what} would replace: name another folder "
                 "by out, or move the file"
             )
-    write(record, "".join(f"{line}\n" for line in sorted({*own, *map(_hash, files.values())})))
-    for path, content in files.items():
+    write(record, "".join(f"{line}\n" for line in sorted({*own, *map(_hash, new.values())})))
+    for path, content in new.items():
         write(path, content)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -96,13 +97,19 @@ class EvaluationPlan:
             },
         }
 
+    @cached_property
+    def graders(self) -> dict[str, Verifier]:
+        """By benchmark. A function's file is read once: an edit while responses are generated changes nothing."""
+        return {each.benchmark.name: each.benchmark.grader(self.timeout, self.workers) for each in self.sets}
+
     def facts(self) -> dict[str, dict[str, Any]]:
         """What the entry of each benchmark in results.json says besides what is measured."""
         facts = {}
         for test_set in self.sets:
             benchmark = test_set.benchmark
             ask, group = self.builder.instruction(benchmark), self.groups[benchmark.group]
-            facts[benchmark.name] = test_set.facts(ask, group)
+            own_code = self.graders[benchmark.name].own_code.values()
+            facts[benchmark.name] = {**test_set.facts(ask, group), "function_sha256": next(iter(own_code), None)}
             if self.engine["name"] == "openai" and kind_named(benchmark.verifier).whole:
                 facts[benchmark.name]["notes"].append(_OF_A_SERVER[self.engine["api"]])
         return facts
@@ -135,7 +142,7 @@ def evaluate(plan: EvaluationPlan, out: Path, engine: Callable[[], Sampler], sto
         EngineLost, GradingError: the responses finished before are saved.
     """
     try:
-        check_golds(plan.sets, plan.timeout, plan.workers)
+        check_golds(plan.sets, plan.graders)
         requests = {request.key: request for request in plan.builder.requests(plan.sets)}
         with claim(out, resume=True):
             config = results_folder.settle(out, plan.config())
@@ -240,9 +247,6 @@ def _generate(
     try:
         description = {**engine.describe(), "reproducible": engine.reproducible}
         _begin_session(out, {"engine": description, **plan.provenance})
-        verifiers = {
-            test_set.benchmark.name: test_set.benchmark.grader(plan.timeout, plan.workers) for test_set in plan.sets
-        }
         questions = {test_set.benchmark.name: dict(test_set.rows) for test_set in plan.sets}
         times, finished, tokens = JsonLines(out / results_folder.TIMES), len(done), 0
         times.cut(len(times.keys))
@@ -253,7 +257,7 @@ def _generate(
                 counts = {}
                 for name in dict.fromkeys(response.request.key[0] for response in portion):
                     responses = [response for response in portion if response.request.key[0] == name]
-                    files[name].append(graded(verifiers[name], responses, questions[name], plan.plain))
+                    files[name].append(graded(plan.graders[name], responses, questions[name], plan.plain))
                     counts[name] = sum(response.tokens for response in responses)
                 time_now, new = time.perf_counter(), sum(counts.values())
                 pace, last = (time_now - last) / max(1, new), time_now  # its time is shared among benchmarks by tokens

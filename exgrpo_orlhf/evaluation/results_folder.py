@@ -42,7 +42,7 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     differences, suite = [], config["suite"]
     if begun := with_samples(folder):  # not an attempt that ended before its first response
         earlier = read_config(folder)
-        suite = [*dict.fromkeys([*earlier.get("suite", ()), *suite])]
+        suite = [*dict.fromkeys([*(earlier.get("suite", _in_mean(folder) if suite else ())), *suite])]
         before = {name: entry for name, entry in earlier["benchmarks"].items() if name in begun}
         if earlier["common"]["model"] == {"path": config["model"]}:  # of a server, of which no more was known
             log.warning(
@@ -62,8 +62,14 @@ def settle(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             f"{folder} holds an evaluation with another configuration:\n  " + "\n  ".join(differences) + "\n"
             "Give --out another folder, or the same settings"
         )
-    kept = {name: value for name, value in config.items() if name != "suite"} | ({"suite": suite} if suite else {})
-    return {**kept, "benchmarks": {**before, **config["benchmarks"]}}
+    return {**config, "suite": suite, "benchmarks": {**before, **config["benchmarks"]}}
+
+
+def _in_mean(folder: Path) -> list[str]:
+    """The benchmarks that the means were over, of a folder from before its suites were noted."""
+    path = folder / RESULTS
+    entries = _read(path, "give another folder")["benchmarks"] if path.exists() else {}
+    return [name for name, entry in entries.items() if entry.get("in_mean", True)]
 
 
 def with_samples(folder: Path) -> set[str]:

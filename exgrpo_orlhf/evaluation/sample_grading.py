@@ -17,7 +17,7 @@ from .sets import BenchmarkSet
 _TWO_GRADERS = ("math", "choice")  # verifiers whose responses math-verify's plain recipe can grade too
 
 
-def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> None:
+def check_golds(sets: Sequence[BenchmarkSet], graders: Mapping[str, Verifier]) -> None:
     """Check, before anything is generated, that every reference answer can be graded against, and every environment
     loaded. Raises BenchmarkError."""
     for test_set in sets:
@@ -28,7 +28,7 @@ def check_golds(sets: Sequence[BenchmarkSet], timeout: float, workers: int) -> N
                 raise BenchmarkError(f"benchmark {test_set.benchmark.name!r}: {error}") from error
             if environment.reward == "environment":
                 continue
-        verifier = test_set.benchmark.grader(timeout, workers)
+        verifier = graders[test_set.benchmark.name]
         where = f"benchmark {test_set.benchmark.name!r}, verifier {verifier.kind!r}"
         try:
             replace(verifier, max_failed_share=0.0).check_questions([question for _, question in test_set.rows])

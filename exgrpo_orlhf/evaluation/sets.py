@@ -7,12 +7,11 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..environments import Environment
-from ..io.files import sha256
 from ..io.paths import WORKPLACE
 from ..io.redaction import address_only
 from ..questions import conversions
@@ -24,8 +23,8 @@ from ..questions.reading import Place, field_value, fingerprint, missing_in
 from ..questions.solutions import refuse_solutions
 from ..questions.test_sets import TestSet
 from ..records import Question
-from ..rewards.function import named
 from ..tracking.samples import grouped
+from ..workers.user_file import source_hash
 from .benchmarks import Benchmark, BenchmarkError, SetFile, project_definitions
 
 log = logging.getLogger(__name__)
@@ -65,19 +64,18 @@ class BenchmarkSet:
         ask: the instruction below each question; of_group: all benchmarks of the group
         """
         names = ("title", "group", "samples", "verifier", "function", "temperature", "top_p", "max_tokens", "by")
-        official, episodes, function = self.benchmark.rows, dict[str, Any](), self.benchmark.function
+        official, episodes = self.benchmark.rows, dict[str, Any]()
         urls = (self.benchmark.url,) if isinstance(self.benchmark.url, str) else self.benchmark.url
         if environment := self.benchmark.environment:  # what its episodes depend on
-            settings = {name: value for name, value in vars(environment).items() if name not in Environment.MAY_CHANGE}
-            file = Path(environment.file())
-            of_file = {"path": file.name, "sha256": sha256(file), "stop": list(environment.stop)}
-            episodes = {"environment": {**settings, **of_file}}
+            names_of = [each.name for each in fields(environment) if each.name not in Environment.MAY_CHANGE]
+            settings = {name: getattr(environment, name) for name in names_of}
+            of_file = {"path": Path(environment.file()).name, "sha256": source_hash(environment.source)}
+            episodes = {"environment": {**settings, **of_file, "stop": list(environment.stop)}}
         if meta := sorted({name for file in self.benchmark.files for name in file.meta}):
             episodes["meta"] = meta
         return {
             **{name: getattr(self.benchmark, name) for name in names},
             **episodes,
-            "function_sha256": function and sha256(named(function)[0]),
             "url": urls and [*map(address_only, urls)],
             "ask": ask,
             "of_group": list(of_group),

@@ -239,7 +239,7 @@ class Verifier:
 
         Raises ValueError if the question is not of this kind, GradingError if grading cannot go on.
         """
-        return replace(self, max_failed_share=1.0).grade_all([(question, response)])[0]
+        return self._graded([(question, response)], (0, 1))[0]
 
     def grade_all(
         self, pairs: Sequence[tuple[Question, Written | str]], progress: tuple[int, int] = (0, 1)
@@ -249,12 +249,15 @@ class Verifier:
         Where a prompt opens a thought, the answer begins behind the response's first closing tag, and without one there
         is no answer; `function` and `http` judge the response as it is. progress: as `Answer` has it
         """
+        grades = self._graded(pairs, progress)
+        self.check_failed(grades)
+        return grades
+
+    def _graded(self, pairs: Sequence[tuple[Question, Written | str]], progress: tuple[int, int]) -> list[Grade]:
         answers = self._answers(progress)
         for part in answers.values():
             part.add(pairs)
-        grades = self._grades(answers)
-        self.check_failed(grades)
-        return grades
+        return self._grades(answers)
 
     def check_failed(self, grades: Sequence[Grade]) -> None:
         """Raises GradingError if more than max_failed_share of them fail."""

@@ -36,14 +36,17 @@ def _arguments(name: str, folder: str, identity: str, sent: int) -> dict[str, di
     }
 
 
+def refuse_absent(settings: Tracking) -> None:
+    """Raises ValueError for a tracker whose package is not installed."""
+    absent = [name for name in ("accelerate", *settings.also) if settings.also and find_spec(name) is None]
+    if absent:
+        raise ValueError(f"Tracking.also = {settings.also!r}: pip install {' '.join(absent)}")
+
+
 class OtherTrackers:
     """Those that `Tracking.also` names. An error of one causes a warning; it is tried again at the next checkpoint."""
 
     def __init__(self, log: MetricsLog, settings: Tracking, run_name: str, params: Mapping[str, str]) -> None:
-        """Raises ValueError for one whose package is not installed."""
-        absent = [name for name in ("accelerate", *settings.also) if settings.also and find_spec(name) is None]
-        if absent:
-            raise ValueError(f"Tracking.also = {settings.also!r}: pip install {' '.join(absent)}")
         self._log, self._project, self._run_name, self._params = log, settings.experiment, run_name, params
         self._file, self._trackers = log.path.with_name(SENT), dict[str, Any]()
         self._kept = log.last_step  # of a resumed run; the steps behind it are made again

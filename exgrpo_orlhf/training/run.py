@@ -11,8 +11,10 @@ from ..engines.engine import Engine, Loop, RunSpec
 from ..experiment import Experiment, Outcome
 from ..io import weights
 from ..io.lazy import transformers
+from ..io.metric_names import check_name
 from ..io.stopping import StopRequest
 from ..tracking.client import address
+from ..tracking.others import refuse_absent
 from .load_questions import load_questions
 
 
@@ -37,6 +39,9 @@ def train(
     refuse_other(run)
     if experiment.tracking.enabled:
         address(experiment.tracking, tracking_uri)
+    refuse_absent(experiment.tracking)
+    for name in tags:
+        check_name(name)
     questions = load_questions(experiment)
     # Seconds to import, after all that can be checked without them: torch, transformers, MLflow.
     from . import initial_buffer

@@ -224,6 +224,10 @@ def test_validation_is_not_read_by_the_columns_of_the_questions(read, tmp_path):
         assert [(one.prompt, one.answer) for one in (*asked, *held_out)] == [("2+2?", "4"), ("1+1?", "two")]
     _, held_out = read([("2+2?", "4")], other_reward, validation=[{"problem": "1+1?", "final_answer": "2"}])
     assert [(one.prompt, one.answer) for one in held_out] == [("1+1?", "2")]
+    file = tmp_path / "mine.gin"  # what the user binds for it stays
+    file.write_text("include 'base.gin'\nvalidation/QuestionFile.answer = 'solution'\n")
+    _, held_out = read([("2+2?", "4")], other_reward, validation=path, gin=[file])
+    assert [(one.prompt, one.answer) for one in held_out] == [("1+1?", "2")]
 
 
 @pytest.mark.parametrize(
@@ -282,6 +286,11 @@ def test_files_of_the_users_own_are_refused_and_those_of_a_start_that_failed_are
         train([("1+1=", "2")], reward, out=other.parent, gin=["toy.gin"])
     assert [path.name for path in other.parent.glob("[!.]*")] == ["reward.py"]
     assert {path.read_text() for path in (file, other)} == {"of the user\n"}
+    same, record = tmp_path / "questions.jsonl", tmp_path / ".written"
+    same.write_text("of the user\n")
+    from_python._write({same: b"of the user\n"}, record, begun=False)  # it is still the user's
+    with pytest.raises(RunFolderError, match=r"questions\.jsonl is a file of yours"):
+        from_python._write({same: b"another\n"}, record, begun=False)
 
 
 def test_a_thread_of_a_server_can_train(warm_model, tmp_path):

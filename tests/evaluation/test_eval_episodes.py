@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 from eval_builders import HERE, definition, results, samples
 from run_builders import ROOT, train_small
+
+from exgrpo_orlhf.environments.environment import Environment
 
 CALCULATOR = ROOT / "benchmarks" / "slipping_calculator.py"
 BLOCK = """
@@ -58,10 +61,12 @@ def test_episodes_score_as_in_the_runs_own_evaluation(warm_model, tmp_path, play
 
 
 @pytest.mark.slow
-def test_an_interrupted_evaluation_ends_with_the_same_episodes(play):
+def test_an_interrupted_evaluation_ends_with_the_same_episodes(play, tmp_path):
     """Of episodes that are played together, where one is missing, all are played again."""
     words = (*HERE, "--rows", 8)
     content = (play(*words) / "calculator" / "samples.jsonl").read_bytes()
+    noted = json.loads((tmp_path / "x" / "config.json").read_text())["benchmarks"]["calculator"]["environment"]
+    assert noted.keys() <= {"sha256", *(each.name for each in fields(Environment))}, "of its file no more than the hash"
     again = play(*words, out="y") / "calculator" / "samples.jsonl"
     assert again.read_bytes() == content
     lines = content.splitlines(keepends=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -183,8 +184,15 @@ def test_an_evaluation_of_a_suite_and_a_block_of_ones_own_has_the_mean_of_the_su
     averages = results_of(tmp_path / "suite")["means"]
     assert (averages["macro"], averages["micro"]) == (expected["macro"], expected["micro"])
     assert averages["groups"]["own"]["of"] == ["mine"]
+    path = tmp_path / "suite" / "config.json"
+    written = json.loads(path.read_text())
+    assert written["suite"] == ["chains", "chains_beyond"]
+    del written["suite"]  # as a version that noted no suite left it
+    path.write_text(json.dumps(written))
     own_suite = tmp_path / "suite.toml"
-    own_suite.write_text('[suites]\nours = ["chains", "mine"]\n')
+    own_suite.write_text('[suites]\nours = ["chains", "mine"]\nalone = ["mine"]\n')
+    bench(*words, "--suite", "alone", *mine[2:], "--definitions", own_suite, "--out", tmp_path / "suite")
+    assert {*results_of(tmp_path / "suite")["means"]["macro"]["benchmarks"]} == {"chains", "chains_beyond", "mine"}
     bench(*words, "--suite", "ours", *mine[2:], "--definitions", own_suite, "--out", tmp_path / "ours")
     assert results_of(tmp_path / "ours")["means"]["macro"]["benchmarks"] == ["chains", "mine"]
 

@@ -81,7 +81,7 @@ def test_an_edited_function_is_used_by_the_next_verifier_and_by_none_that_has_be
     begun.graders().server._process.wait()
     assert begun.grade_all([(question, "1")])[0].reward == 0.25, "also where its process is another one"
     path.unlink()
-    assert begun.grade_all([(question, "1")])[0].reward == 0.25
+    assert begun.grade_all([(question, "1")])[0].reward == begun.grade(question, "1").reward == 0.25
 
 
 def test_what_is_checked_before_a_run_is_what_grades_whatever_its_size_and_encoding(tmp_path):
