@@ -58,10 +58,19 @@ def verifier(function) -> Verifier:
     return Verifier("function", function=function, timeout=60.0, memory=512, max_failed_share=1.0)
 
 
-def processes(needle: str) -> list[int]:
-    """Other processes with this in their command line."""
-    pids = subprocess.run(["pgrep", "-f", needle], capture_output=True, text=True).stdout.split()
-    return [int(pid) for pid in pids if int(pid) != os.getpid()]
+def processes(pool: Pool) -> list[int]:
+    """Of a pool: its server and the workers."""
+    if (server := pool.server._process) is None:
+        return []
+    workers = subprocess.run(["pgrep", "-P", str(server.pid)], capture_output=True, text=True).stdout.split()
+    return [server.pid, *map(int, workers)]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty for a zombie
+    except OSError:
+        return False
 
 
 def grade(pool: Pool, responses: Sequence[str]) -> list[Grade]:
@@ -234,14 +243,15 @@ def test_a_grader_that_cannot_be_loaded_ends_it_before_all_groups_have_come(func
 
 
 def test_closing_ends_all_processes_and_waiting_callers(function):
-    pool = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 511}, 60.0, 2)
+    pool = Pool({"kind": "function", "function": function, "success_at": 1.0, "memory": 512}, 60.0, 2)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(grade, pool, ["sleep"] * 8)
-        wait_until(lambda: len(processes('"memory": 511')) == 3)  # the server and two workers
+        wait_until(lambda: len(processes(pool)) == 3)  # the server and two workers
+        before = processes(pool)
         pool.close()
         with pytest.raises(GradingError, match="the pool of grading processes was closed"):
             waiting.result(600)
-    wait_until(lambda: not processes('"memory": 511'))
+    wait_until(lambda: not any(map(lives, before)))
 
 
 def test_a_forked_process_makes_a_pool_of_its_own(verifier):
