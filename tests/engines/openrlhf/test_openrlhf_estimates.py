@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
 from exgrpo_orlhf import config
 from exgrpo_orlhf.engines import lora as adapters
 from exgrpo_orlhf.engines.openrlhf import estimates
-from exgrpo_orlhf.settings import LoRA
+from exgrpo_orlhf.settings import LocalEngine, LoRA
 
 H100 = 81559 * 2**20  # bytes, as nvidia-smi reports them
 QWEN_7B, QWEN_1B = MODELS["7B"], MODELS["1.5B"]
@@ -97,10 +97,11 @@ AROUND = [
         ("local_gpu", [AHEAD, TWO_STEPS], 1),
     ],
 )
-def test_the_passes_that_measure_log_probs_before_an_update_are_in_the_hours(engine, bindings, forward):
+def test_the_passes_that_measure_log_probs_before_an_update_are_in_the_hours(engine, bindings, forward, monkeypatch):
     """By the operations of one forward pass of all rows, where training takes longer than generation."""
     experiment = config.load(["base.gin", f"engines/{engine}.gin"], [*NAMED, "OpenRLHF.gpu = 'A100'", *bindings])
     card = estimates.Card(80e9, 312e12, 1e9)  # generates in no time
+    monkeypatch.setattr(LocalEngine, "samples_by_vllm", lambda *_: True)  # also where it is not installed
     seconds, gpus = estimates.step_of(experiment, 10**9, card)
     ranks = gpus // 2 if experiment.settings.generate_ahead and gpus > 1 else gpus
     share = estimates.TRAIN_SHARE if experiment.local is None else estimates.LOCAL_TRAIN_SHARE
