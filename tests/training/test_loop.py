@@ -197,7 +197,8 @@ def test_without_a_checkpoint_a_run_begins_again_and_keeps_what_was_measured(war
         for folder in checkpoints.find(run).values():
             shutil.rmtree(folder)
         go(warm_model, run, *tracked, f"train.seed = {seed}", resume=attempt > 0)
-        kept = [(run / f"{name}.before-restart.jsonl").read_bytes() for name in ("metrics", "decisions") if attempt]
+        aside = ("", ".before-restart", ".before-restart-2")[attempt]  # nothing that was kept is replaced
+        kept = [(run / f"{name}{aside}.jsonl").read_bytes() for name in ("metrics", "decisions") if attempt]
         assert kept == before
         assert [row["step"] for row in rows(run)] == [0, 1, 2]
         weights.append((run / "checkpoint-2" / "model.safetensors").read_bytes())
