@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.files import sha256, write_json
+from ..io.files import write_json
 from ..io.provenance import now
 from ..io.redaction import address_only
 from ..questions import fingerprint
@@ -17,10 +17,10 @@ from ..questions.test_sets import sets_of
 from ..questions.text import plain_text
 from ..records import Question
 from ..rewards import Verifier
-from ..rewards.function import named
 from ..settings import Evaluation
 from ..tracking.samples import SAMPLES, Answered, Sample, SampleFile, graded, grouped, response_seed
 from ..tracking.scores import MAJORITY_FROM, RATES, RESULTS, at_k, bound_of, metrics, summarise
+from ..workers.user_file import source_hash
 
 if TYPE_CHECKING:
     from ..engines.engine import Engine
@@ -120,7 +120,7 @@ class Validation:
             "top_p": settings.top_p,
             "max_tokens": self._tokens,
             "by": None,
-            "function_sha256": decides.function and sha256(named(decides.function)[0]),
+            "function_sha256": decides.function and source_hash(decides.source),
             "url": urls and [*map(address_only, urls)],
             "ask": None,
             "of_group": [NAME],
